@@ -8,6 +8,7 @@ from typing import Any
 from zenith_tune import __version__
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
+from zenith_tune.study.trial import AGAIN
 from zenith_tune.units import count, format_gain, format_seconds, format_value
 
 JOB = ("command", "model", "gbs", "seq", "cluster")
@@ -124,7 +125,7 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
         took = (study["ended_s"] or study["now_s"]) - study["started_s"] if study["started_s"] else None
         rows.append(
             [
-                best["label"] if best else "none",
+                best["label"].removesuffix(AGAIN) if best else "none",
                 format_value(best["value"], study["unit"]) if best else "none",
                 describe_gain(study),
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
@@ -152,7 +153,7 @@ def _common(first: Json, second: Json, direction: Direction) -> list[Json]:
         found.append(
             {
                 "key": key,
-                "label": one["label"],
+                "label": one["label"].removesuffix(AGAIN),
                 "parameters": one["parameters"],
                 "values": [one["value"], other["value"]],
                 "gain": direction.gain(other["value"], over=one["value"]),

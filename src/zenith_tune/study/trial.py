@@ -27,6 +27,8 @@ YOUR_COMMAND = "your command"
 """What the user's own command, run as it is, is called in place of a layout."""
 RERUN = " # alone"
 """Ends the identity of a run that repeats another one with the machine for itself, to confirm what it measured."""
+AGAIN = " (again)"
+"""Behind the label of such a run."""
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
@@ -79,7 +81,7 @@ class Trial:
     @property
     def mark(self) -> str:
         """What goes behind the trial's label wherever it is shown."""
-        return " (again)" if self.is_rerun else ""
+        return AGAIN if self.is_rerun else ""
 
     @property
     def is_rerun(self) -> bool:
