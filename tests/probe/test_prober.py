@@ -16,6 +16,7 @@ from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.probe.prober import Prober
+from zenith_tune.runners.local import gpu_usage
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.trial import Outcome
@@ -102,6 +103,7 @@ def test_an_nvidia_smi_without_an_answer_is_asked_once(
     smi.write_text(f"#!/bin/sh\necho asked >> asked.txt\n{answer}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(gpu_usage, "INTERVAL_S", 600.0)  # the runner asks as well, how busy the GPUs are
     (stage,) = probe("TP2", STANDIN="log", STANDIN_STEP_S="0.3").stages
     assert stage.probe.ok and stage.probe.peak_bytes is None
     assert (tmp_path / "asked.txt").read_text() == "asked\n"
