@@ -24,6 +24,7 @@ from replay_strategies import LIKE_MEGATRON, heuristic_find, heuristic_space, tu
 from scoreboard import DATA
 
 from layoutbench import Params, Problem, Result
+from layoutbench.build import MODEL
 from layoutbench.runner import NotApplicableError
 from layoutbench.tuners.space import scratch_folder
 from zenith_tune.calibrate.calibration_file import save_calibration
@@ -37,16 +38,6 @@ from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 
-MODEL = {
-    "layers": "num_layers",
-    "hidden": "hidden",
-    "ffn_hidden": "ffn_hidden",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "vocab": "vocab",
-    "experts": "n_experts",
-    "top_k": "top_k",
-}
 OUTCOMES = {"ok": Outcome.OK, "oom": Outcome.OOM}
 
 

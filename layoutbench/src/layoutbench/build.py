@@ -179,6 +179,7 @@ MODEL = {
     "experts": "n_experts",
     "top_k": "top_k",
 }
+"""What a landscape says of a model, by the column of a table of measured runs."""
 
 
 def _shape(row: Row) -> str:
