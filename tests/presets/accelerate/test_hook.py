@@ -109,6 +109,17 @@ def test_what_was_prepared_is_told_and_every_step_once(site: Path, optimizer: st
     assert steps[0]["seconds"] <= steps[1]["seconds"]
 
 
+def test_what_fsdp2_prepares_is_a_list(site: Path) -> None:
+    (site / "accelerate" / "accelerator.py").write_text(
+        ACCELERATOR.replace("return args if len(args) > 1 else args[0]", "return list(args)")
+    )
+    program = (
+        "from accelerate.accelerator import *\nclass FSDPModule(torch.nn.Module): pass\n"
+        "Accelerator().prepare(FSDPModule(), AcceleratedOptimizer())"
+    )
+    assert [event["wrapper"] for event in events(run(program, site))] == ["FSDPModule"]
+
+
 def test_other_ranks_tell_no_steps_and_a_second_optimizer_is_none(site: Path) -> None:
     two = TRAIN.format(optimizer="AcceleratedOptimizer") + "AcceleratedOptimizer().step()\n"
     assert [event["event"] for event in events(run(two, site))].count("step") == 2

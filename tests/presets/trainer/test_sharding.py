@@ -20,7 +20,7 @@ POINT: Params = {"mbs": 4, "checkpointing": False}
 EVERY = ["none", "fsdp2", "fsdp2_no_reshard", "zero1", "zero2", "zero3"]
 
 
-def live(command: str = OPTIONS, *, search: str = "default+sharding", **values: Any) -> TrainerPreset:
+def live(command: str = OPTIONS, *, search: str = "default", **values: Any) -> TrainerPreset:
     """Return a preset that has seen a run of two ranks, with DeepSpeed installed unless said otherwise."""
     preset = bound(command, search=search, model="llama3-8b", seq=2048, cluster="h100x2")
     preset.read_baseline(run(**{"version": "5.22.0", "packages": ["deepspeed"], **values}))
@@ -31,13 +31,15 @@ def choices(preset: TrainerPreset) -> list[Any]:
     return list(preset.get_search_space()["sharding"].grid(100))
 
 
-def test_what_a_job_can_have_is_searched_on_request() -> None:
+def test_what_a_job_can_have_is_searched_on_gpus_and_elsewhere_on_request() -> None:
     assert choices(live()) == EVERY
     assert choices(live(packages=[])) == EVERY[:3]
-    assert choices(live(compute=0)) == ["none", *EVERY[3:]], "Accelerate runs no FSDP without a GPU"
+    asked = live(search="default+sharding", compute=0)
+    assert choices(asked) == ["none", *EVERY[3:]], "Accelerate runs no FSDP without a GPU"
     assert choices(live(version="4.57.1")) == ["none", *EVERY[3:]]
     assert live().own_point(OPTIONS) == {**POINT, "sharding": "none"}
-    for other in (live(search="default"), live(packages=[], compute=0), bound(search="default+sharding")):
+    unsharded = (live(compute=0), live(search="mbs"), live(packages=[], compute=0), bound(search="default+sharding"))
+    for other in unsharded:
         assert "sharding" not in other.get_search_space()
     alone = bound("python train.py --bf16 --output_dir o", search="default+sharding")
     alone.read_baseline(run(world=1, samples=4, version="5.22.0", packages=["deepspeed"]))

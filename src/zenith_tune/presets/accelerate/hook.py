@@ -98,7 +98,7 @@ class Watch:
         """Tell the world, the backend and the wrapper of a model that is ready to train."""
         import torch
 
-        objects = result if isinstance(result, tuple) else (result,)
+        objects = result if isinstance(result, (list, tuple)) else (result,)  # of FSDP2 a list
         # Accelerate wraps a model only if it can be trained: a frozen teacher says nothing of the job.
         trained = [at for at, each in enumerate(objects) if isinstance(each, torch.nn.Module) and is_trained(each)]
         wrappers = [wrapper_of(objects[at]) for at in trained]

@@ -41,7 +41,7 @@ from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
-from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of, shardings_for
+from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -156,8 +156,6 @@ class TrainerPreset(TuningPreset):
         self._bind_job(live_job(job, run))
         notes = live_notes(self._space.job)
         notes += model_notes(run.model if self._given.model is None else None, planned, self._subject.get())
-        if SHARDING not in self._space.axes and (found := shardings_for(self._space.job)):
-            notes.append(f"sharding ({', '.join(found)}) is searched with --args search=default+{SHARDING}")
         return [*notes, *self._lever_notes()]
 
     def get_search_space(self) -> dict[str, Parameter]:

@@ -35,7 +35,7 @@ class Sharding:
     def goes(self, job: TrainerJob) -> bool:
         """Tell whether a job that ran as plain data parallelism can be started so."""
         trainer = job.trainer
-        if trainer is None:
+        if trainer is None or (job.dialect is not None and not self.arguments.keys() <= job.dialect.keys.keys()):
             return False
         if DEEPSPEED in self.arguments:
             return DEEPSPEED in trainer.packages

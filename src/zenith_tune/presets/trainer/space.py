@@ -29,7 +29,10 @@ class TrainerSpace:
     @classmethod
     def of(cls, job: TrainerJob, search: str, mbs_max: int) -> Self:
         """Return the axes that `search` names; the others stay as they are."""
-        names = chosen_axes(search, {DEFAULT: AXES, **{name: (name,) for name in (*AXES, SHARDING)}})
+        # Without a GPU nothing is gained by sharding: it is searched where it is named.
+        has_gpus = job.trainer is not None and job.trainer.compute > 0
+        default = (*AXES, SHARDING) if has_gpus else AXES
+        names = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in (*AXES, SHARDING)}})
         own, is_on = job.micro_batch, job.is_checkpointing
         sizes = [size for size in divisors(job.global_batch // job.num_processes) if size <= mbs_max or size == own]
         micro_batches = tuple(sorted(sizes, key=lambda size: (size != own, size)))
