@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from zenith_tune.presets.import_hook import PREFIX
+from zenith_tune.presets.trainer import hook as trainer_hook
 from zenith_tune.presets.trainer.hook import Arguments, TokenCount, TrainerWatch
 
 VALUES = {"per_device_train_batch_size": 2, "save_strategy": "no", "of_a_later_release": 1}
@@ -100,6 +101,22 @@ def test_a_trainer_says_what_it_was_made_with_and_ends_the_program(capfd: pytest
     event = json.loads(capfd.readouterr().err.removeprefix(PREFIX))
     assert event["arguments"] == {"per_device_train_batch_size": 4, "optim": "adamw"}
     assert (event["world"], event["packages"], event["checkpointing"]) == (2, ["json"], True)
+
+
+def test_a_trial_ends_after_enough_updates_for_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(trainer_hook.time, "monotonic", lambda: now[0])
+    ended_at = []
+    for seconds in (1.0, 4.0):
+        callback = TrainerWatch([], [], 3).end_in_time(object)
+        control = SimpleNamespace(should_training_stop=False)
+        for step in range(1, 100):
+            now[0] += seconds
+            callback.on_step_end(None, SimpleNamespace(global_step=step), control)
+            if control.should_training_stop:
+                ended_at.append(step)
+                break
+    assert ended_at == [11, 4]
 
 
 def test_the_parser_tells_where_arguments_come_from() -> None:

@@ -117,7 +117,7 @@ def test_what_a_script_sets_in_python_is_set_by_the_hook(tmp_path: Path) -> None
     assert ParsedCommand.of(preset.apply_parameters(IN_PYTHON, SMALL)).get("--per_device_train_batch_size") is None
     asked = hook_settings(preset.files(SMALL))["set"]
     wanted = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "gradient_checkpointing": True}
-    assert asked == {**IN_TRIALS, "max_steps": 20, **wanted}
+    assert asked == {**IN_TRIALS, "max_steps": 100, **wanted}
     files = preset.result_files(SMALL)
     assert json.loads(files["trainer_arguments/arguments.json"]) == {"set": wanted}
     assert {"trainer_arguments/sitecustomize.py", "trainer_arguments/zenithtune_import_hook.py"} < set(files)

@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 import sys
+import time
 from typing import Any
 
 try:  # the copy beside this one, in the user's process
@@ -30,6 +31,8 @@ FIELD = "per_device_train_batch_size"
 PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
 """What has an HfArgumentParser: TRL a copy of its own."""
 NEEDS_EVALUATION = "EarlyStoppingCallback"
+STEPS_S = 10.0
+"""So long a trial makes updates, up to its `max_steps`: with batches of many lengths the first are no steady state."""
 
 
 class Arguments:
@@ -75,13 +78,13 @@ class Arguments:
 class TrainerWatch:
     """Tell what a Trainer was made with, and end the program when it has trained, or trains without one."""
 
-    def __init__(self, reported: list[str], packages: list[str], most_steps: int, before: Any = None) -> None:
-        self.reported, self.packages = reported, packages
+    def __init__(self, reported: list[str], packages: list[str], least_steps: int, before: Any = None) -> None:
+        self.reported, self.packages, self.least_steps = reported, packages, least_steps
         self.tokens = TokenCount()
         self.before = before
         """What is done with a Trainer before it trains."""
         self.is_training = False
-        self.steps_left = most_steps
+        self.steps_left = least_steps
         """So many steps an optimizer may make without a Trainer."""
         self.read_from = ""
         """What HfArgumentParser read the arguments from: "options" or "file"."""
@@ -117,6 +120,7 @@ class TrainerWatch:
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
                 tell({"event": "trainer", **self.described(this)})
+                this.add_callback(self.end_in_time(module.TrainerCallback))
                 if getattr(this.args, "world_size", 1) == 1:  # of several ranks one does not tell for all
                     self.tokens.install(this)
                 if self.before is not None:
@@ -127,6 +131,20 @@ class TrainerWatch:
             raise SystemExit(0)
 
         trainer.train = watched
+
+    def end_in_time(self, base: Any) -> Any:
+        """Return a callback that ends the training once it has made enough updates for long enough."""
+        least_steps, begin = self.least_steps, []
+
+        class EndInTime(base):  # type: ignore[misc]
+            """Look at the clock after each update."""
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+                begin.append(time.monotonic())
+                if state.global_step >= least_steps and begin[-1] - begin[0] >= STEPS_S:
+                    control.should_training_stop = True
+
+        return EndInTime()
 
     def install_optimizers(self, module: Any) -> None:
         """Count the steps that optimizers make."""
@@ -218,7 +236,7 @@ def start(settings: dict[str, Any], folder: str) -> None:
     if "report" in settings:
         name = settings.get("before")  # of a copy beside this one
         before = importlib.import_module(name).install if name else None
-        trial = TrainerWatch(settings["report"], settings["packages"], settings["set"]["max_steps"], before)
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"], before)
         watch("torch.optim.optimizer", trial.install_optimizers)
         for module in PARSERS:
             watch(module, trial.install_parser)

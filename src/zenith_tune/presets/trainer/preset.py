@@ -53,6 +53,8 @@ FRAMEWORK = "hf-accelerate"
 """What its jobs are planned as: plain data parallelism."""
 AUTO_BATCH = "auto_find_batch_size"
 MOST_STEPS = 10_000
+MOST_TIMES = 5
+"""So many times the updates of a trial are made at most, where they are quick."""
 IN_TRIALS: dict[str, Any] = {
     "output_dir": f"{hook.HERE}/output",
     "resume_from_checkpoint": None,
@@ -85,12 +87,13 @@ RESULT_HOOK = ("sitecustomize", "zenithtune_import_hook")
 class TrainerPreset(TuningPreset):
     """Tune a script that trains by Hugging Face's Trainer, or by one of TRL, however it is started.
 
-    The global batch stays what it is: accumulation follows the micro-batch. Each trial makes `steps` updates, without
-    logging, evaluation and saving, and fails where its Trainer was made with other arguments than were asked for,
-    unless `check` is false. `n_gpus`, `model` and `seq` say what neither the command nor its run tells; `cluster` is
-    this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each machine. `search` lists
-    the axes, with a plus between them. `levers` are the arguments that are tried on the best point: default, none, or
-    names with a plus between them; those that change the numerics where `allow` names them.
+    The global batch stays what it is: accumulation follows the micro-batch. Each trial makes `steps` updates, or more
+    where they are quick, without logging, evaluation and saving, and fails where its Trainer was made with other
+    arguments than were asked for, unless `check` is false. `n_gpus`, `model` and `seq` say what neither the command nor
+    its run tells; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of
+    each machine. `search` lists the axes, with a plus between them. `levers` are the arguments that are tried on the
+    best point: default, none, or names with a plus between them; those that change the numerics where `allow` names
+    them.
     """
 
     dialect: ClassVar[Dialect | None] = None
@@ -257,7 +260,8 @@ class TrainerPreset(TuningPreset):
 
     def _trial_hook(self, values: Mapping[str, Value], before: str = "") -> dict[str, str]:
         settings = {
-            "set": {**IN_TRIALS, "max_steps": self.steps, **values},
+            "set": {**IN_TRIALS, "max_steps": MOST_TIMES * self.steps, **values},
+            "steps": self.steps,
             "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, SAMPLE_PACKING, *REPORTED}),
             "packages": PACKAGES,
             **({"before": before} if before else {}),
@@ -312,8 +316,8 @@ class TrainerPreset(TuningPreset):
     def notes(self, command: str) -> list[str]:
         job = self._space.job
         notes = [
-            f"trials make {self.steps} updates each, without logging, evaluation and saving (--args steps=N):"
-            " the hook sets that, and the best command is without it"
+            f"trials make {self.steps} updates each (--args steps=N), up to {MOST_TIMES * self.steps} where they are"
+            " quick, without logging, evaluation and saving: the hook sets that, and the best command is without it"
         ]
         if not job.reads_options and job.file is None:
             notes.append("the command shows no argument of a Trainer: its run shows whether the script makes one")
