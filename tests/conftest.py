@@ -75,12 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("timeout")
         return 0.0 if mark is None else float(mark.args[0])
 
+    timeouts = {item: timeout for item in items if (timeout := timeout_s(item)) > 300}
     files: dict[Path, list[pytest.Item]] = {}  # tests of one file share what they set up
-    for item in sorted(items, key=timeout_s, reverse=True):
-        if timeout_s(item) > 300:
-            files.setdefault(item.path, []).append(item)
+    for item in sorted(timeouts, key=lambda item: timeouts[item], reverse=True):
+        files.setdefault(item.path, []).append(item)
     long = list(files.values())
-    others = [item for item in items if timeout_s(item) <= 300]
+    others = [item for item in items if item not in timeouts]
     num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
     ends = [len(items) * worker // num_workers for worker in range(num_workers + 1)]
     items.clear()
