@@ -61,13 +61,10 @@ class Job:
         return f"python examples/mimo_train.py {self.options}"
 
 
-ENCODER_HEAVY = "--encoder-layers 6 --encoder-hidden 192 --patches 16 --llm-layers 3 --llm-hidden 96 --seq-length 64"
-LANGUAGE_HEAVY = (
-    "--encoder-layers 4 --encoder-hidden 96 --patches 16 --llm-layers 6 --llm-hidden 192 --vocab-size 1024 "
-    "--seq-length 96"
-)
-NARROW = "--encoder-layers 4 --encoder-hidden 64 --llm-layers 4 --llm-hidden 64"
-EVEN = "--encoder-layers 4 --encoder-hidden 160 --patches 9 --llm-layers 4 --llm-hidden 160 --seq-length 48"
+ENCODER_HEAVY = "--encoder-layers 4 --encoder-hidden 160 --patches 16 --llm-layers 2 --llm-hidden 64 --seq-length 64"
+LANGUAGE_HEAVY = "--encoder-layers 2 --encoder-hidden 64 --patches 16 --llm-layers 4 --llm-hidden 160 --vocab-size 512 --seq-length 64"
+NARROW = "--encoder-layers 2 --encoder-hidden 48 --llm-layers 4 --llm-hidden 64"
+EVEN = "--encoder-layers 4 --encoder-hidden 128 --patches 9 --llm-layers 4 --llm-hidden 128 --seq-length 48"
 JOBS = {
     "encoder heavy, 4 ranks": Job(num_ranks=4, options=f"{ENCODER_HEAVY} --images 2,0,1,0 --global-batch-size 8"),
     "language heavy, 4 ranks": Job(num_ranks=4, options=f"{LANGUAGE_HEAVY} --images 1,2,1,0 --global-batch-size 8"),
@@ -113,11 +110,10 @@ def measure(job: Job, num_rounds: int) -> list[dict[str, Any]]:
             rows = []
             for number in range(num_rounds):
                 order = random.Random(number).sample(layouts, len(layouts))
-                rows += [
-                    {"round": number, "layout": at.label, "steps_s": timed_steps(trainer, job, at)} for at in order
-                ]
-            if os.environ["RANK"] == "0":
-                path.write_text(json.dumps(rows))
+                rows += [{"round": number, "layout": at.label, **timed_steps(trainer, job, at)} for at in order]
+                if os.environ["RANK"] == "0":
+                    path.write_text(json.dumps(rows))
+                    print(f"{job.num_ranks} ranks: round {number + 1} of {num_rounds}", flush=True)
 
         codes = run_ranks(job.num_ranks, work, timeout=timedelta(minutes=5), grace_s=5.0)
         if any(codes):
@@ -126,8 +122,9 @@ def measure(job: Job, num_rounds: int) -> list[dict[str, Any]]:
         return rows
 
 
-def timed_steps(trainer: ModuleType, job: Job, at: MimoCandidate) -> list[float]:
-    """Build a layout on this rank, train some steps, and return their times after the first."""
+def timed_steps(trainer: ModuleType, job: Job, at: MimoCandidate) -> dict[str, list[float]]:
+    """Build a layout on this rank and train some steps; return the times of those after the first, by clock and CPU."""
+    import torch
     import torch.distributed as dist
 
     from zenith_tune.mimo.samples import RandomSamples
@@ -136,16 +133,19 @@ def timed_steps(trainer: ModuleType, job: Job, at: MimoCandidate) -> list[float]
     options = trainer.read_options([*shlex.split(job.options), *words])
     built = trainer.make_trainer(options)
     config, images = trainer.config_of(options), trainer.images_of(options)
-    steps = []
+    steps, cpu = [], []
     for seed in range(1 + TIMED_STEPS):
         batch = RandomSamples(config=config, num_samples=options.global_batch_size, seed=seed, num_items=images)
         dist.barrier()
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         built.step(batch)
         dist.barrier()
         steps.append(round(time.perf_counter() - begin, 5))
+        all_cpu = torch.tensor(time.process_time() - cpu_begin, dtype=torch.float64)
+        dist.all_reduce(all_cpu)
+        cpu.append(round(float(all_cpu), 5))
     built.close()
-    return steps[1:]
+    return {"steps_s": steps[1:], "cpu_s": cpu[1:]}
 
 
 def layout_times(rows: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
@@ -154,9 +154,7 @@ def layout_times(rows: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
     for row in rows:
         by_round.setdefault(row["round"], {})[row["layout"]] = statistics.median(row["steps_s"])
     middles = {number: statistics.median(steps.values()) for number, steps in by_round.items()}
-    ratios = {
-        label: [steps[label] / middles[number] for number, steps in by_round.items()] for label in by_round[0]
-    }
+    ratios = {label: [steps[label] / middles[number] for number, steps in by_round.items()] for label in by_round[0]}
     times = {label: statistics.median(values) for label, values in ratios.items()}
     noise = statistics.median(
         statistics.mean(abs(value / times[label] - 1) for value in values) for label, values in ratios.items()

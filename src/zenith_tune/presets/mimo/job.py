@@ -36,6 +36,8 @@ class MimoOverrides:
     n_gpus: int | None = None
     cluster: str | None = None
     device_flops: float | None = None
+    cores: int | None = None
+    """Of a host whose ranks compute on them."""
     memory_gib: float | None = None
     encoder: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the encoder where the command does not tell: layers, hidden, heads and patches."""
