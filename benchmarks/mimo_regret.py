@@ -61,19 +61,19 @@ class Job:
         return f"python examples/mimo_train.py {self.options}"
 
 
-ENCODER_HEAVY = "--encoder-layers 4 --encoder-hidden 160 --patches 16 --llm-layers 2 --llm-hidden 64 --seq-length 64"
-LANGUAGE_HEAVY = "--encoder-layers 2 --encoder-hidden 64 --patches 16 --llm-layers 4 --llm-hidden 160 --vocab-size 512 --seq-length 64"
-NARROW = "--encoder-layers 2 --encoder-hidden 48 --llm-layers 4 --llm-hidden 64"
-EVEN = "--encoder-layers 4 --encoder-hidden 128 --patches 9 --llm-layers 4 --llm-hidden 128 --seq-length 48"
+ENCODER_HEAVY = "--encoder-layers 4 --encoder-hidden 160 --patches 16 --llm-layers 2 --seq-length 64 --images 2,0,1,0"
+LANGUAGE_HEAVY = (
+    "--encoder-layers 2 --encoder-hidden 64 --patches 16 --llm-layers 4 --llm-hidden 160 --seq-length 64 "
+    "--images 1,2,1,0"
+)
+NARROW = "--encoder-layers 2 --encoder-hidden 48 --llm-layers 3 --images 4,0,0,0"
 JOBS = {
-    "encoder heavy, 4 ranks": Job(num_ranks=4, options=f"{ENCODER_HEAVY} --images 2,0,1,0 --global-batch-size 8"),
-    "language heavy, 4 ranks": Job(num_ranks=4, options=f"{LANGUAGE_HEAVY} --images 1,2,1,0 --global-batch-size 8"),
-    "narrow, 4 ranks": Job(num_ranks=4, options=f"{NARROW} --images 4,0,0,0 --global-batch-size 8"),
-    "even, 4 ranks": Job(num_ranks=4, options=f"{EVEN} --images 1 --global-batch-size 12"),
-    "encoder heavy, 2 ranks": Job(num_ranks=2, options=f"{ENCODER_HEAVY} --images 2,0,1,0 --global-batch-size 8"),
-    "language heavy, 2 ranks": Job(num_ranks=2, options=f"{LANGUAGE_HEAVY} --images 1,2,1,0 --global-batch-size 8"),
-    "narrow, 2 ranks": Job(num_ranks=2, options=f"{NARROW} --images 4,0,0,0 --global-batch-size 8"),
-    "even, 2 ranks": Job(num_ranks=2, options=f"{EVEN} --images 1 --global-batch-size 12"),
+    "encoder heavy, 4 ranks": Job(num_ranks=4, options=f"{ENCODER_HEAVY} --global-batch-size 4"),
+    "language heavy, 4 ranks": Job(num_ranks=4, options=f"{LANGUAGE_HEAVY} --global-batch-size 4"),
+    "narrow, 4 ranks": Job(num_ranks=4, options=f"{NARROW} --global-batch-size 8"),
+    "encoder heavy, 2 ranks": Job(num_ranks=2, options=f"{ENCODER_HEAVY} --global-batch-size 4"),
+    "language heavy, 2 ranks": Job(num_ranks=2, options=f"{LANGUAGE_HEAVY} --global-batch-size 4"),
+    "narrow, 2 ranks": Job(num_ranks=2, options=f"{NARROW} --global-batch-size 8"),
 }
 
 
@@ -249,8 +249,8 @@ def show(name: str, entry: dict[str, Any], played: str) -> None:
     found = entry["played"][played]
     regrets = ", ".join(f"{key} {value:.1%}" for key, value in found["regret"].items())
     print(
-        f"{name}: {entry['layouts']} layouts, noise {entry['noise']:.1%}; regret {regrets} ({len(found['picks'])} runs);"
-        f" best on paper is pick {found['best on paper is pick']}; rank correlation {found['rank correlation']}"
+        f"{name}: {entry['layouts']} layouts, noise {entry['noise']:.1%}; regret {regrets} ({len(found['picks'])} runs)"
+        f"; best on paper is pick {found['best on paper is pick']}; rank correlation {found['rank correlation']}"
     )
 
 

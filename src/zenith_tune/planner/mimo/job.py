@@ -61,7 +61,7 @@ class MimoJob:
     num_ranks: int
     global_batch: int
     items: tuple[int, ...]
-    """Items of the samples, round and round."""
+    """Items of the samples, repeated."""
     device: MimoDevice
     can_share_ranks: bool = True
     """Whether both modules may live on all ranks."""

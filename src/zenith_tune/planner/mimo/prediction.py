@@ -51,8 +51,8 @@ def predict(job: MimoJob, candidate: MimoCandidate) -> MimoPrediction:
         candidate=candidate,
         compute_s=time.compute_s,
         tensor_s=time.tensor_s,
-        # Ranks that share cores take turns, so that a step takes at least the work of all of them: waiting costs nothing
-        # as long as another rank computes.
+        # Ranks that share cores take turns, so that a step takes at least the work of all of them, and waiting costs
+        # nothing as long as another rank computes.
         idle_s=max(time.span_s, busy_s / job.device.share) - busy_s,
         sync_s=max(_sums_s(job, candidate, name) for name in MODULES) + _update_s(job, candidate),
         encoder_stage_s=_stage_s(job, candidate, ENCODER, num),
@@ -79,7 +79,7 @@ def _sums_s(job: MimoJob, candidate: MimoCandidate, name: str) -> float:
 
 
 def _update_s(job: MimoJob, candidate: MimoCandidate) -> float:
-    """Return the time of the optimizer: of the rank with the most parameters, or of all on the cores that they share."""
+    """Return the optimizer's time: of the rank with the most parameters, or of all on the cores that they share."""
     device = job.device
     if not device.update_s:
         return 0.0

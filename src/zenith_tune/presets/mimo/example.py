@@ -41,7 +41,7 @@ IMAGES = "2,1,3,0"
 GUESSED_FLOPS = 2.5e10
 """Of one CPU rank on small matrices: the ranking changes with it, and trials correct it."""
 START_S = {"forward": 1.2e-3, "backward": 1.5e-3}
-UPDATE_S = 2e-8
+UPDATE_S = 1e-8
 """Starting a layer's operations on a CPU, and updating a parameter: small models spend most of a step in the former
 (layers of hidden size 64 to 320 and AdamW in CPU seconds of one core, 2026-11-17)."""
 CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)

@@ -31,10 +31,10 @@ class MimoPreset(TuningPreset):
     """Search which ranks an encoder and the language model train on, and how each is split over its own.
 
     For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
-    run for real beside the fastest homogeneous ones, and every run corrects the plan. `n_gpus`, `device_flops`,
-    `memory_gib` and `cluster` say what the command does not tell; so do `images` (items of the samples, with a plus
-    between them, or how often each number is: 0:10+1:60+4:30) and the sizes of an encoder that Megatron's options leave
-    open.
+    run for real, then homogeneous ones to compare with, and every run corrects the plan. `n_gpus`, `cores`,
+    `device_flops`, `memory_gib` and `cluster` give what the command does not; so do `images` (items of the samples,
+    with a plus between them, or how often each number is: 0:10+1:60+4:30) and the sizes of an encoder that Megatron's
+    options leave open.
     """
 
     def __init__(
