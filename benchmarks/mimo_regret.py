@@ -172,13 +172,12 @@ def play(job: Job, times: dict[str, float]) -> dict[str, Any]:
         search.learn(at, times[at.label])
         picked.append(at.label)
     best = min(times.values())
-    regret = {str(k): round(min(times[label] for label in picked[:k]) / best - 1, 4) for k in (*FIRST, len(picked))}
-    *firsts, at_end = regret.values()
+    nums = {**{f"first {k}": k for k in FIRST}, "at its end": len(picked)}
     order = [each.candidate.label for each in plan.ranked]
     alike = [each.candidate.label for each in plan.homogeneous]
     return {
         "picks": picked,
-        "regret": {**{f"first {k}": value for k, value in zip(FIRST, firsts, strict=True)}, "at its end": at_end},
+        "regret": {key: round(min(times[label] for label in picked[:k]) / best - 1, 4) for key, k in nums.items()},
         "best on paper is pick": picked.index(order[0]) + 1 if order[0] in picked else None,
         "rank correlation": rank_correlation([order.index(label) for label in times], list(times.values())),
         "regret of the best homogeneous on paper": round(times[alike[0]] / best - 1, 4) if alike else None,

@@ -174,6 +174,7 @@ def test_ranks_share_the_cores_of_their_host(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     assert bound(command).space.read.job.device.share == share
+    assert any("cores" in note for note in bound(command).notes(command)) == (share < 1)
 
 
 def test_ranks_with_a_gpu_each_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +187,7 @@ def test_ranks_with_a_gpu_each_share_nothing(tmp_path: Path, monkeypatch: pytest
     for ranks, share in ((4, 1.0), (8, 0.25)):
         command = f"torchrun --nproc-per-node {ranks} mimo_train.py"
         assert bound(command).space.read.job.device.share == share
+    assert any("cores" in note for note in bound(command).notes(command)) == (share < 1)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     own = _own_point(args, sizes)
     own_ranks = int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
     num_ranks = given.n_gpus or started_gpus(line.text) or own_ranks
-    notes = () if given.device_flops else (f"the plan guesses {GUESSED_FLOPS:.0e} FLOP/s a rank; trials correct it",)
+    share = cpu_share(line, num_ranks, given.cores)
+    notes = [] if given.device_flops else [f"the plan guesses {GUESSED_FLOPS:.2g} FLOP/s a rank; trials correct it"]
+    if share < 1:
+        notes.append(f"the ranks of a host share its cores: the plan counts {share:.2g} of what each rank could use")
     encoder = EncoderConfig(
         transformer=_transformer(sizes, "encoder"),
         patch_size=sizes["patch-size"],
@@ -74,7 +77,7 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         flops_per_s=flops_per_s,
         rates=dict.fromkeys(MODULES, ModuleRates(**passes)),
         update_s=UPDATE_S,
-        share=cpu_share(line, num_ranks, given.cores),
+        share=share,
         fast_link=CPU_LINK,
         link=CPU_LINK,
         memory_bytes=math.inf if given.memory_gib is None else given.memory_gib * 2**30,
@@ -96,7 +99,7 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         options=example_options,
         switches=example_switches,
         own=own,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -111,7 +114,12 @@ def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
         threads = _number(variables.get("OMP_NUM_THREADS")) or 1  # torchrun's own
         if cores is None and variables.get("CUDA_VISIBLE_DEVICES") != "" and _num_gpus() >= ranks:
             return 1.0
-    return min((cores or len(os.sched_getaffinity(0))) / (ranks * threads), 1.0)
+    return min((cores or _own_cores()) / (ranks * threads), 1.0)
+
+
+def _own_cores() -> int:
+    """Return the cores that this process, and so its trials, may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _number(text: str | None) -> int | None:
