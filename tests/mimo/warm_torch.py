@@ -30,8 +30,8 @@ MOST_BYTES = 1 << 20
 def warm_torch(address: Path, env: Mapping[str, str]) -> Iterator[None]:
     """Have a server listen, warnings being errors there; its variables are set before torch is imported."""
     words = [sys.executable, "-W", "error", "-m", "tests.mimo.warm_torch", str(address)]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=ROOT, env=env, start_new_session=True, **streams) as server:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, env=env, start_new_session=True, stdin=pipe, stdout=pipe) as server:
         assert server.stdout is not None and server.stdout.readline() == b"ready\n"
         yield
     # Leaving the block closes its input, which ends it.
