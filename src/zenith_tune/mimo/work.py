@@ -283,7 +283,7 @@ def fit_rate(measured: Sequence[MeasuredPass]) -> PassRate:
     the best that was seen.
 
     >>> fit_rate([MeasuredPass(x * 1e9, n * 1e6, max(1e-3, x * 1e-3 + n * 1e-4)) for x, n in ((.1, 1), (4, 1), (8, 4))])
-    PassRate(flops_per_s=1000000000000.0, number_s=1e-10, layer_s=0.001)
+    PassRate(flops_per_s=1000000000000.0, number_s=1e-10, layer_s=0.001, start_s=0.0)
     """
     least = min(each.seconds for each in measured)
     found = PassRate(flops_per_s=1.0, layer_s=least)
