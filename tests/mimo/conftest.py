@@ -4,19 +4,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.mimo.warm_torch import ADDRESS, run_warm, warm_torch
 from tests.requirements import need_module
 
 RANK_ENV = {
     "OMP_NUM_THREADS": "1",  # the ranks share two cores
     "TORCHDYNAMO_DISABLE": "1",
 }
+Start = Callable[..., subprocess.CompletedProcess[str]]
 RunProgram = Callable[..., Any]
 
 
@@ -26,8 +29,8 @@ def has_torch() -> None:
 
 
 @pytest.fixture
-def start(has_torch: None) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python with a program of this repository, warnings being errors."""
+def start(has_torch: None) -> Start:
+    """Run a new Python with a program of this repository, warnings being errors."""
 
     def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -42,12 +45,36 @@ def start(has_torch: None) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@pytest.fixture(scope="session")
+def warm_env(has_torch: None) -> Iterator[dict[str, str]]:
+    """Return the environment of programs that run in forks of a process with torch imported."""
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        env = {**os.environ, **RANK_ENV, ADDRESS: f"{folder}/socket"}
+        with warm_torch(Path(env[ADDRESS]), env):
+            yield env
+
+
 @pytest.fixture
-def run_program(start: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> RunProgram:
+def start_warm(warm_env: dict[str, str], tmp_path: Path) -> Start:
+    """Run a program as `start` does, without the seconds that a new interpreter takes to import torch."""
+
+    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            streams = {"out": out.fileno(), "err": err.fileno()}
+            code = run_warm(list(words), env={**warm_env, **(env or {})}, folder=ROOT, **streams)
+            for stream in (out, err):
+                stream.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+    return run
+
+
+@pytest.fixture
+def run_program(start_warm: Start, tmp_path: Path) -> RunProgram:
     """Run one of the programs beside this file, and return the JSON that it prints."""
 
     def run(name: str, *args: str) -> Any:
-        done = start("-m", f"tests.mimo.{name}_program", *args, env={"TMPDIR": str(tmp_path)})
+        done = start_warm("-m", f"tests.mimo.{name}_program", *args, env={"TMPDIR": str(tmp_path)})
         assert done.returncode == 0, done.stderr[-3000:]
         (tmp_path / "stderr").write_text(done.stderr)
         # Libraries may print lines of their own before.

@@ -62,7 +62,9 @@ def train_layouts(names: list[str], references: dict[tuple[str, str], Steps]) ->
 def main() -> None:
     wanted = sys.argv[1:]
     references = {
-        (model, precision): one_process(MODELS[model], dtype, optimizer=USUAL if "usual" in precision else None)
+        (model, precision): one_process(
+            MODELS[model], dtype, STEPS[precision], optimizer=USUAL if "usual" in precision else None
+        )
         for model in sorted({LAYOUTS[name][0] for name in wanted})
         for precision, dtype in DTYPES.items()
     }

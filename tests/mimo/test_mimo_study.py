@@ -11,29 +11,40 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.mentions import mentions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-Start = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., subprocess.CompletedProcess[str]]
 JOB = (
     "--encoder-layers 2 --llm-layers 2 --llm-hidden 32 --vocab-size 64 --images 4,0,0,0 --global-batch-size 8 "
     "--train-iters 5"
 )
+WARM = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from tests.mimo.warm_torch import run_warm
+words = [{str(ROOT / "examples" / "mimo_train.py")!r}, *sys.argv[1:]]
+sys.exit(run_warm(words, env=os.environ, folder=Path.cwd(), out=1, err=2))
+"""
 
 
 def test_a_study_tries_planned_layouts_and_compares_the_fastest_with_homogeneous_ones(
-    start: Start, tmp_path: Path
+    zenithtune: Run, warm_env: dict[str, str], tmp_path: Path
 ) -> None:
-    options = ["--preset", "mimo", "--args", "n_gpus=4,mbs_max=2,top=1", "--no-baseline", "--no-early-stop"]
-    command = [sys.executable, "examples/mimo_train.py", *JOB.split()]
-    place = ["--output-dir", str(tmp_path), "--study-name", "study"]
-    done = start("-m", "zenith_tune.cli.main", "optimize", *options, *place, "--", *command)
+    program = tmp_path / "mimo_train.py"
+    program.write_text(WARM)
+    options = ["--preset", "mimo", "--args", "n_gpus=4,cores=2,mbs_max=2,top=1", "--no-baseline", "--no-early-stop"]
+    command = [sys.executable, str(program), *JOB.split()]
+    place = ["--output-dir", str(tmp_path / "out"), "--study-name", "study"]
+    done = zenithtune("optimize", *options, *place, "--", *command, env=warm_env)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
     said = done.stdout
     stopped = re.search(r"(\d+) of \d+ planned layouts, (\d+) .*homogeneous", said)
-    assert stopped is not None and int(stopped[1]) == 1 + int(stopped[2]) >= 3, said
-    result = json.loads(next(tmp_path.rglob("*.json")).read_text())
+    assert stopped is not None and int(stopped[1]) >= int(stopped[2]) >= 2, said
+    result = json.loads(next((tmp_path / "out").rglob("*.json")).read_text())
     assert [trial["outcome"] for trial in result["trials"]] == ["ok"] * int(stopped[1])
     fastest = max(result["trials"], key=lambda trial: trial["value"])
     assert result["best"]["number"] == fastest["number"]

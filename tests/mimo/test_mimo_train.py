@@ -32,10 +32,12 @@ def train(start: Start, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(start: Start, tmp_path: Path) -> None:
+def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(
+    start: Start, start_warm: Start, tmp_path: Path
+) -> None:
     colocated = train(start, "--encoder-dp 2 --llm-tp 2 --llm-offset 0 --micro-batch-size 2 --llm-recompute")
-    begun = train(start, f"--llm-pp 2 --train-iters 3 --save {tmp_path}/half")
-    ended = train(start, f"--encoder-tp 2 --llm-dp 2 --load {tmp_path}/half --lr 0.5")
+    begun = train(start_warm, f"--llm-pp 2 --train-iters 3 --save {tmp_path}/half")
+    ended = train(start_warm, f"--encoder-tp 2 --llm-dp 2 --load {tmp_path}/half --lr 0.5")
     assert len(losses(colocated)) == 6 and len(losses(begun)) == len(losses(ended)) == 3
     assert losses(begun) + losses(ended) == pytest.approx(losses(colocated), rel=2e-5)
     assert MegatronEvaluator("step_time").evaluate(colocated, {}) > 0

@@ -245,6 +245,8 @@ class PassRate:
     """For each hidden number of each layer."""
     layer_s: float = 0.0
     """The least of a layer."""
+    start_s: float = 0.0
+    """What starting a layer adds to it, on a processor that does not start one while it computes another."""
 
     def seconds(self, flops: float, numbers: float = 0.0, num_layers: int = 1) -> float:
         """Return the time of that many FLOPs and hidden numbers in that many layers.
@@ -253,7 +255,8 @@ class PassRate:
         >>> rate.seconds(2e9, num_layers=1), rate.seconds(2e9, num_layers=4)
         (0.002, 0.004)
         """
-        return max(num_layers * self.layer_s, flops / self.flops_per_s + numbers * self.number_s)
+        working_s = flops / self.flops_per_s + numbers * self.number_s
+        return max(num_layers * self.layer_s, working_s) + num_layers * self.start_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +283,7 @@ def fit_rate(measured: Sequence[MeasuredPass]) -> PassRate:
     the best that was seen.
 
     >>> fit_rate([MeasuredPass(x * 1e9, n * 1e6, max(1e-3, x * 1e-3 + n * 1e-4)) for x, n in ((.1, 1), (4, 1), (8, 4))])
-    PassRate(flops_per_s=1000000000000.0, number_s=1e-10, layer_s=0.001)
+    PassRate(flops_per_s=1000000000000.0, number_s=1e-10, layer_s=0.001, start_s=0.0)
     """
     least = min(each.seconds for each in measured)
     found = PassRate(flops_per_s=1.0, layer_s=least)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.planner.mimo.jobs import INSTANT, SLOW, mimo_job, module
-from zenith_tune.mimo.work import ModuleWork
+from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate
 from zenith_tune.planner.mimo import timeline
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates
-from zenith_tune.planner.mimo.prediction import predict
+from zenith_tune.planner.mimo.job import MODULES
+from zenith_tune.planner.mimo.prediction import plan_mimo, predict
 
 
 def apart(
@@ -40,6 +41,45 @@ def test_shared_ranks_compute_all_the_work_together_and_wait_for_nothing() -> No
     found = predict(job, apart(4, (1, 1), (1, 1), 0))
     assert found.step_s == pytest.approx(8 * (2 + 4) * 3 / 4)
     assert found.idle_s == 0.0
+
+
+def test_ranks_that_share_cores_take_turns() -> None:
+    job = mimo_job(4, encoder=module(2, 1.0), language=module(4, 1.0))
+    device = replace(job.device, update_s=1e-3)
+    for share in (1.0, 0.5, 0.25):
+        cores = replace(job, device=replace(device, share=share))
+        full = predict(cores, apart(4, (1, 1), (1, 1), 0))
+        # Eight samples of 18 on four ranks without waiting, and 6060 parameters to be updated on each.
+        assert full.step_s - full.sync_s == pytest.approx(8 * 18 / 4 / share)
+        assert full.sync_s == pytest.approx(6060 * 1e-3 / share)
+        # A pipeline of four stages: its waiting costs nothing as long as the cores have other work.
+        span_s, work_s = predict(job, apart(4, (1, 1), (1, 3), 1)).step_s, 8 * 18 / 4
+        assert span_s > work_s
+        piped = predict(cores, apart(4, (1, 1), (1, 3), 1))
+        assert piped.step_s - piped.sync_s == pytest.approx(max(span_s, work_s / share))
+
+
+def test_on_shared_cores_the_layout_with_the_least_work_is_the_best() -> None:
+    # Half of a layer is done by every rank of a tensor-parallel group, and one sample cannot be shared out otherwise.
+    language = module(4, 1.0)
+    language = replace(language, layer=replace(language.layer, split_flops=1.0, whole_flops=1.0))
+    job = mimo_job(4, language=language, global_batch=1)
+    own, shared = (
+        plan_mimo(replace(job, device=replace(job.device, share=share))).ranked[0].candidate for share in (1.0, 0.25)
+    )
+    assert own.language.tp == 4 and shared.language.tp == 1
+
+
+def test_the_start_of_each_layer_adds_up_where_nothing_hides_it() -> None:
+    job = mimo_job(2)
+    rate = PassRate(flops_per_s=1.0, start_s=0.5)
+    slow = replace(
+        job, device=replace(job.device, rates=dict.fromkeys(MODULES, ModuleRates(forward=rate, backward=rate)))
+    )
+    few, many = (apart(2, (1, 1), (1, 1), 0, mbs=mbs) for mbs in (4, 1))
+    # Six layers forward and backward for each micro-batch: one of four samples, or four of one.
+    assert predict(slow, few).step_s - predict(job, few).step_s == pytest.approx(6 * 2 * 0.5)
+    assert predict(slow, many).step_s - predict(job, many).step_s == pytest.approx(4 * 6 * 2 * 0.5)
 
 
 def test_lanes_with_more_items_are_waited_for_unless_the_encoder_shares_them_out() -> None:

@@ -61,9 +61,8 @@ def test_the_best_are_tried_and_at_least_two_homogeneous_ones() -> None:
     assert tried.why_done() is None and tried.findings() is None
     tried.optimize(trials, {}, Direction.MAXIMIZE)
     chosen = [candidate(dict(params)) for params in trials.points]
-    best = next(at for at in ORDER if not at.is_homogeneous)
     num_alike = sum(at.is_homogeneous for at in chosen)
-    assert chosen[0] == best and len(chosen) - num_alike == 3 and num_alike >= 2
+    assert ORDER[0] in chosen[:2] and len(chosen) >= 3 and num_alike >= 2
     assert len(chosen) <= (tried.max_trials({}) or 0)
     assert mentions(tried.why_done(), len(chosen), len(ORDER), num_alike)
 

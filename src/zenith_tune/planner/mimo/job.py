@@ -34,6 +34,10 @@ class MimoDevice:
     """How many of these the data-parallel ranks share out."""
     rates: Mapping[str, ModuleRates] = field(default_factory=dict)
     """Measured rates by module; where there is none, `flops_per_s` holds."""
+    update_s: float = 0.0
+    """What the optimizer takes for each parameter that a rank updates."""
+    share: float = 1.0
+    """The part of a processor that a rank has while all ranks of its host are busy: below 1 where they share cores."""
 
     def link_between(self, groups: Iterable[Iterable[int]]) -> LinkSpec:
         """Return the link of groups of ranks that move together: the slower one where a group leaves a fast domain."""
@@ -57,7 +61,7 @@ class MimoJob:
     num_ranks: int
     global_batch: int
     items: tuple[int, ...]
-    """Items of the samples, round and round."""
+    """Items of the samples, repeated."""
     device: MimoDevice
     can_share_ranks: bool = True
     """Whether both modules may live on all ranks."""

@@ -46,12 +46,15 @@ def predict(job: MimoJob, candidate: MimoCandidate) -> MimoPrediction:
     """Return the prediction of a layout that may run."""
     num = candidate.layout.num_microbatches(candidate.micro_batch, job.global_batch)
     time = step_time(job, candidate, num)
+    busy_s = time.compute_s + time.tensor_s
     return MimoPrediction(
         candidate=candidate,
         compute_s=time.compute_s,
         tensor_s=time.tensor_s,
-        idle_s=max(time.span_s - time.compute_s - time.tensor_s, 0.0),
-        sync_s=max(_sync_s(job, candidate, name) for name in MODULES),
+        # Ranks that share cores take turns, so that a step takes at least the work of all of them, and waiting costs
+        # nothing as long as another rank computes.
+        idle_s=max(time.span_s, busy_s / job.device.share) - busy_s,
+        sync_s=max(_sums_s(job, candidate, name) for name in MODULES) + _update_s(job, candidate),
         encoder_stage_s=_stage_s(job, candidate, ENCODER, num),
         language_stage_s=_stage_s(job, candidate, LANGUAGE, num),
         num_microbatches=num,
@@ -66,20 +69,42 @@ def _stage_s(job: MimoJob, candidate: MimoCandidate, name: str, num: int) -> flo
     return max(passes.forward(units).total_s + passes.backward(units).total_s for passes in stages)
 
 
-def _sync_s(job: MimoJob, candidate: MimoCandidate, name: str) -> float:
+def _sums_s(job: MimoJob, candidate: MimoCandidate, name: str) -> float:
     """Return the time of summing a module's gradients over its replicas."""
+    module = candidate.module(name)
+    params = max(_trained_params(job, candidate, name))
+    replicas = ([place_ranks(module, lane, stage)[0] for lane in range(module.dp)] for stage in range(module.pp))
+    link = job.device.link_between(replicas)
+    return all_reduce_s(link, params * job.device.number_bytes, module.dp) if params else 0.0
+
+
+def _update_s(job: MimoJob, candidate: MimoCandidate) -> float:
+    """Return the optimizer's time: of the rank with the most parameters, or of all on the cores that they share."""
+    device = job.device
+    if not device.update_s:
+        return 0.0
+    most, total = [], 0.0
+    for name in MODULES:
+        module = candidate.module(name)
+        owners = module.dp if device.sharded_bytes else 1
+        params = [params / owners for params in _trained_params(job, candidate, name)]
+        most.append(max(params))
+        total += sum(params) * module.tp * module.dp
+    busiest = sum(most) if candidate.is_colocated else max(most)
+    return device.update_s * max(busiest, total / job.num_ranks / device.share)
+
+
+def _trained_params(job: MimoJob, candidate: MimoCandidate, name: str) -> list[float]:
+    """Return the trained parameters of a rank of each stage."""
     work, module = job.work(name), candidate.module(name)
-    params = max(
+    return [
         sum(
             count * part.params(module.tp, candidate.expert_parallel)
             for part, count in work.stage_parts(stage, module.pp)
             if part.is_trained
         )
         for stage in range(module.pp)
-    )
-    replicas = ([place_ranks(module, lane, stage)[0] for lane in range(module.dp)] for stage in range(module.pp))
-    link = job.device.link_between(replicas)
-    return all_reduce_s(link, params * job.device.number_bytes, module.dp) if params else 0.0
+    ]
 
 
 def peak_memory_bytes(job: MimoJob, candidate: MimoCandidate) -> float:

@@ -1,4 +1,4 @@
-"""Which layout to run next: the best of a plan that every run corrects, then homogeneous ones beside them."""
+"""Which layout to run next: the best of a plan that every run corrects, and homogeneous ones to compare it with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CorrectedStep:
 
     @property
     def least_s(self) -> float:
-        """What it may well take if things go well: one spread less."""
+        """What it may take at best: one spread less than expected."""
         return self.step_s * math.exp(-self.spread)
 
 
@@ -82,14 +82,27 @@ class MimoSearch:
     def next(self) -> NextLayout | None:
         """Return what is worth a run now; None where nothing is."""
         left = [each for each in self.ranked() if each[0].candidate not in self.tried]
-        num_best = sum(not candidate.is_homogeneous for candidate in self.tried)
-        best = next((each for each in left if not each[0].candidate.is_homogeneous), None)
-        if num_best < self._top and best is not None:
-            return NextLayout(prediction=best[0], expected=best[1], why="the plan's best of those that have not run")
+        if not left or len(self.tried) >= self.max_runs:
+            return None
+        if len(self.tried) < self._top:
+            prediction, expected = self._best_on_paper(left)
+            return NextLayout(
+                prediction=prediction, expected=expected, why="the plan's best of those that have not run"
+            )
+        prediction, expected = min(left, key=lambda each: each[1].least_s)
+        if expected.least_s < min(self._steps.values(), default=0.0):
+            return NextLayout(prediction=prediction, expected=expected, why="may be faster than all that have run")
         alike = next((each for each in left if each[0].candidate.is_homogeneous), None)
         if alike is not None and self._may_be_best_homogeneous(alike[1]):
             return NextLayout(prediction=alike[0], expected=alike[1], why="may be the best homogeneous layout")
         return None
+
+    def _best_on_paper(self, left: list[tuple[MimoPrediction, CorrectedStep]]) -> tuple[MimoPrediction, CorrectedStep]:
+        """Return the fastest; while no homogeneous one has run, one as fast within a run's spread, as it is simpler."""
+        if any(candidate.is_homogeneous for candidate in self.tried):
+            return left[0]
+        ties = [each for each in left if each[1].step_s <= left[0][1].step_s * (1 + NOISE)]
+        return next((each for each in ties if each[0].candidate.is_homogeneous), left[0])
 
     def of(self, candidate: MimoCandidate) -> NextLayout | None:
         """Return a layout that runs for another reason; None where it is not planned."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
 from zenith_tune.describe.cluster_spec import LinkSpec
+from zenith_tune.describe.machine import TIMEOUT_S, listed_gpus, nvidia_smi
 from zenith_tune.describe.megatron.args import MegatronArgs
+from zenith_tune.errors import UsageError
 from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, TransformerConfig
-from zenith_tune.mimo.work import ModuleWork, encoder_work, language_work
+from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
+from zenith_tune.planner.mimo.job import MODULES, MimoDevice, MimoJob
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
+from zenith_tune.units import is_digits
 
 PROGRAM = "mimo_train.py"
 DEFAULTS = {
@@ -34,8 +38,12 @@ DEFAULTS = {
 }
 """The example's own, which a test compares."""
 IMAGES = "2,1,3,0"
-GUESSED_FLOPS = 1e10
+GUESSED_FLOPS = 2.5e10
 """Of one CPU rank on small matrices: the ranking changes with it, and trials correct it."""
+START_S = {"forward": 1.2e-3, "backward": 1.5e-3}
+UPDATE_S = 1e-8
+"""Starting a layer's operations on a CPU, and updating a parameter: small models spend most of a step in the former
+(layers of hidden size 64 to 320 and AdamW in CPU seconds of one core, 2026-11-17)."""
 CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
 """Stated, not fitted: messages between processes of one machine."""
 
@@ -47,7 +55,10 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     own = _own_point(args, sizes)
     own_ranks = int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
     num_ranks = given.n_gpus or started_gpus(line.text) or own_ranks
-    notes = () if given.device_flops else (f"the plan guesses {GUESSED_FLOPS:.0e} FLOP/s a rank; trials correct it",)
+    share = cpu_share(line, num_ranks, given.cores)
+    notes = [] if given.device_flops else [f"the plan guesses {GUESSED_FLOPS:.2g} FLOP/s a rank; trials correct it"]
+    if share < 1:
+        notes.append(f"the ranks of a host share its cores: the plan counts {share:.2g} of what each rank could use")
     encoder = EncoderConfig(
         transformer=_transformer(sizes, "encoder"),
         patch_size=sizes["patch-size"],
@@ -60,8 +71,13 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     works = _trained(line, encoder_work(encoder, sizes["llm-hidden"]), language_work(language))
     # In bfloat16 a weight has 2 bytes, its gradient 4, and the weight and moments of single precision 12.
     is_low = line.has("--bf16")
+    flops_per_s = given.device_flops or GUESSED_FLOPS
+    passes = {name: PassRate(flops_per_s=flops_per_s, start_s=start_s) for name, start_s in START_S.items()}
     device = MimoDevice(
-        flops_per_s=given.device_flops or GUESSED_FLOPS,
+        flops_per_s=flops_per_s,
+        rates=dict.fromkeys(MODULES, ModuleRates(**passes)),
+        update_s=UPDATE_S,
+        share=share,
         fast_link=CPU_LINK,
         link=CPU_LINK,
         memory_bytes=math.inf if given.memory_gib is None else given.memory_gib * 2**30,
@@ -83,8 +99,38 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         options=example_options,
         switches=example_switches,
         own=own,
-        notes=notes,
+        notes=tuple(notes),
     )
+
+
+def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
+    """Return the part of its cores that a rank has while all ranks of its host compute; 1 where each has a GPU."""
+    launcher = line.launcher
+    if launcher is None:  # the example starts all ranks here, on the CPU and with one thread each
+        ranks, threads = num_ranks, 1
+    else:
+        variables = {**os.environ, **({} if line.needs_shell else line.assignments())}
+        ranks = _number(launcher.option("--nproc-per-node")) or num_ranks
+        threads = _number(variables.get("OMP_NUM_THREADS")) or 1  # torchrun's own
+        if cores is None and variables.get("CUDA_VISIBLE_DEVICES") != "" and _num_gpus() >= ranks:
+            return 1.0
+    return min((cores or _own_cores()) / (ranks * threads), 1.0)
+
+
+def _own_cores() -> int:
+    """Return the cores that this process, and so its trials, may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and is_digits(text) and len(text) < 7 else None
+
+
+def _num_gpus() -> int:
+    try:
+        return len(listed_gpus(nvidia_smi("-L", timeout_s=TIMEOUT_S)))
+    except UsageError:
+        return 0
 
 
 def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> tuple[ModuleWork, ModuleWork]:

@@ -36,11 +36,13 @@ class MimoOverrides:
     n_gpus: int | None = None
     cluster: str | None = None
     device_flops: float | None = None
+    cores: int | None = None
+    """Of a host whose ranks compute on them."""
     memory_gib: float | None = None
     encoder: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the encoder where the command does not tell: layers, hidden, heads and patches."""
+    """Sizes of the encoder where the command does not have them: layers, hidden, heads and patches."""
     images: tuple[int, ...] = ()
-    """Items of the samples, round and round, where the command does not tell."""
+    """Items of the samples, repeated, where the command does not have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

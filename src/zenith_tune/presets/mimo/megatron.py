@@ -60,7 +60,7 @@ def read_megatron(run: ProgramRun, given: MimoOverrides) -> ReadCommand:
     _refuse_other_kinds(args)
     num_ranks = given.n_gpus or pretrain_gpus(run)
     if num_ranks is None:
-        problem = f"{PRESET} must know the number of GPUs, but the command does not tell"
+        problem = f"{PRESET} must know the number of GPUs, but the command does not say"
         raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
     cluster = job_cluster(given.cluster, num_ranks)
     job = _job(args, cluster, checked_ranks(num_ranks), given)
@@ -78,7 +78,7 @@ def read_megatron(run: ProgramRun, given: MimoOverrides) -> ReadCommand:
 
 
 def megatron_options(candidate: MimoCandidate, job: MimoJob) -> Mapping[str, Value]:
-    """Return the options of a layout; expert tp is always said, because trees differ in its default."""
+    """Return the options of a layout; expert tp is always given, because versions differ in its default."""
     gathering = job.weight_shards // candidate.language.tp or 1
     names = {
         "encoder-tp": candidate.encoder.tp,
@@ -134,7 +134,7 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoOv
     expert_tensor = args.count("--llm-expt-tp") or 1
     batch = args.count("--global-batch-size")
     if batch is None:
-        problem = "the command must tell the global batch, but has no --global-batch-size"
+        problem = "the command must have the global batch, but has no --global-batch-size"
         raise UsageError(problem, hint="add it to the command")
     return MimoJob(
         encoder=megatron_encoder(given.encoder, args),
@@ -206,5 +206,5 @@ def _notes(given: MimoOverrides, job: MimoJob) -> tuple[str, ...]:
         )
     if given.encoder:
         return tuple(notes)
-    note = "the encoder is taken for RADIO-H, since the command does not tell its shape: give --args encoder_layers=32"
+    note = "the encoder is taken for RADIO-H, since the command does not give its shape: give --args encoder_layers=32"
     return (*notes, f"{note},encoder_hidden=1280,encoder_heads=16 if it is another")

@@ -19,7 +19,7 @@ PATTERN = "--hybrid-layer-pattern"
 KINDS = "M*-E"
 """Mamba, attention, feed-forward, experts."""
 ENCODER = {"layers": 32, "hidden": 1280, "heads": 16}
-"""RADIO-H, which the example trains with; its options do not tell."""
+"""RADIO-H, which the example trains with; no option says so."""
 PATCH_DIM, IMAGE_SIDE, CLASS_TOKENS = 16, 224, 8
 """The example's own."""
 ROWS_SHUFFLED = 4
@@ -88,11 +88,11 @@ def _images(args: MegatronArgs, sizes: Mapping[str, int]) -> _Images:
     """Read the image flags as the example's mock data does."""
     s, dim = _needed(args, "--seq-length"), args.count("--patch-dim") or PATCH_DIM
     shuffled = ROWS_SHUFFLED if args.has("--pixel-shuffle") else 1
-    said = args.count("--image-seq-length")
+    length = args.count("--image-seq-length")
     if "patches" in sizes:
         patches = sizes["patches"]
     elif args.has("--dynamic-resolution"):
-        patches = (said or s // 2) * shuffled
+        patches = (length or s // 2) * shuffled
     else:
         height, width = args.count("--img-h") or IMAGE_SIDE, args.count("--img-w") or IMAGE_SIDE
         if height % dim or width % dim:
@@ -100,9 +100,9 @@ def _images(args: MegatronArgs, sizes: Mapping[str, int]) -> _Images:
             raise UsageError(f"{problem}, but got {height} * {width} and {dim}: correct it in the command")
         patches = (height // dim) * (width // dim)
     rows = patches // shuffled
-    if said is not None and "patches" not in sizes and said != rows:
+    if length is not None and "patches" not in sizes and length != rows:
         problem = "--image-seq-length must be what the images become"
-        raise UsageError(f"{problem}, but got {said} and {rows}: correct it in the command")
+        raise UsageError(f"{problem}, but got {length} and {rows}: correct it in the command")
     if rows >= s:
         problem = "the text must have room for an image's tokens and some text"
         raise UsageError(f"{problem}, but --seq-length is {s} and an image becomes {rows}: correct it in the command")
@@ -261,5 +261,5 @@ def _matrices(args: MegatronArgs) -> int:
 def _needed(args: MegatronArgs, option: str) -> int:
     number = args.count(option)
     if number is None:
-        raise UsageError(f"the command must tell the model's shape, but has no {option}", hint="add it to the command")
+        raise UsageError(f"the command must give the model's shape, but has no {option}", hint="add it to the command")
     return number

@@ -31,10 +31,10 @@ class MimoPreset(TuningPreset):
     """Search which ranks an encoder and the language model train on, and how each is split over its own.
 
     For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
-    run for real beside the fastest homogeneous ones, and every run corrects the plan. `n_gpus`, `device_flops`,
-    `memory_gib` and `cluster` say what the command does not tell; so do `images` (items of the samples, with a plus
-    between them, or how often each number is: 0:10+1:60+4:30) and the sizes of an encoder that Megatron's options leave
-    open.
+    run for real, then homogeneous ones to compare with, and every run corrects the plan. `n_gpus`, `cores`,
+    `device_flops`, `memory_gib` and `cluster` give what the command does not; so do `images` (items of the samples,
+    with a plus between them, or how often each number is: 0:10+1:60+4:30) and the sizes of an encoder that Megatron's
+    options leave open.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class MimoPreset(TuningPreset):
         n_gpus: int | None = None,
         cluster: str | None = None,
         device_flops: float | None = None,
+        cores: int | None = None,
         memory_gib: float | None = None,
         mbs_max: int = 4,
         top: int = 3,
@@ -53,7 +54,7 @@ class MimoPreset(TuningPreset):
         encoder_patches: int | None = None,
     ) -> None:
         sizes = {"layers": encoder_layers, "hidden": encoder_hidden, "heads": encoder_heads, "patches": encoder_patches}
-        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "top": top}
+        counts = {"n_gpus": n_gpus, "cores": cores, "mbs_max": mbs_max, "top": top}
         for name, value in {**counts, **{f"encoder_{name}": size for name, size in sizes.items()}}.items():
             if value is not None and not 1 <= value <= MOST:
                 raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
@@ -65,6 +66,7 @@ class MimoPreset(TuningPreset):
             n_gpus=n_gpus,
             cluster=cluster,
             device_flops=device_flops,
+            cores=cores,
             memory_gib=memory_gib,
             encoder={name: size for name, size in sizes.items() if size is not None},
             images=read_images(images) if images else (),

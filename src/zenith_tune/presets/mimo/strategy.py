@@ -53,9 +53,9 @@ def gain_lines(all_tried: Sequence[TriedLayout], direction: Direction) -> list[s
     alike = _best([tried for tried in all_tried if tried.is_homogeneous], direction)
     best = _best(all_tried, direction)
     if best is None:
-        return ["no layout went well: nothing can be compared"]
+        return ["every layout failed: there is nothing to compare"]
     if alike is None:
-        return [f"{best.prediction.candidate.label} is the fastest; no homogeneous layout went well beside it"]
+        return [f"{best.prediction.candidate.label} is the fastest; no homogeneous layout ran to compare it with"]
     if best.is_homogeneous:
         fastest = f"the best homogeneous layout tried stays the fastest ({_step(best)})"
         return [f"{fastest}: layouts of their own gain nothing here"]
@@ -120,8 +120,8 @@ class MimoPoints:
 class MimoRankedStrategy(TuningStrategy):
     """Try the best layouts of the plan of preset mimo, and report where the fastest gains.
 
-    Every run corrects what is expected of the others. Homogeneous layouts are tried until none that is left may well
-    be the best of them.
+    Every run corrects what is expected of the others. The search ends where nothing left is expected to be faster, and
+    enough homogeneous layouts have run to compare the fastest with the best of them.
     """
 
     ends_by_itself = True
