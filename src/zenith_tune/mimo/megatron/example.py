@@ -27,7 +27,7 @@ from zenith_tune.mimo.megatron.topology import MegatronTopology
 from zenith_tune.mimo.model_config import EncoderConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.modules import PatchEmbedding, build_module
-from zenith_tune.mimo.tensor_parallel import LogicalShard, TensorParallel, vocab_cross_entropy
+from zenith_tune.mimo.tensor_parallel import TensorParallel, vocab_cross_entropy
 
 BLOCK_NAMES = {
     "attention_norm": "input_layernorm",
@@ -131,14 +131,17 @@ def example_model(
     return model
 
 
-def megatron_names(config: MimoConfig, name: str, topology: MegatronTopology) -> dict[str, tuple[str, LogicalShard]]:
-    """Return what Megatron calls each parameter of this rank's stage of a module, and its place in the whole model's.
+def megatron_names(config: MimoConfig, name: str, topology: MegatronTopology) -> dict[str, tuple[str, nn.Parameter]]:
+    """Return what Megatron calls each parameter of this rank's stage of a module, and the runtime's parameter.
 
-    Keys are the names of the runtime here.
+    Keys are the runtime's names; its parameters have the values to begin with, and say where they are in the whole.
     """
-    here, names = _own_stage(config, name, topology), NAMES[LANGUAGE if name == LANGUAGE else TOWER]
+    layout, groups = topology.layout.modules[name], topology.groups[name]
+    tp = TensorParallel(size=layout.tp, rank=groups.tp.rank())
+    stage = build_module(config, name, tp, stage=topology.stage(name), num_stages=layout.pp)
+    here, names = dict(stage.named_parameters()), NAMES[LANGUAGE if name == LANGUAGE else TOWER]
     first = next(int(match[1]) for match in map(_BLOCK.match, here) if match)
-    return {own: (_megatron_name(own, names, first), parameter.shard) for own, parameter in here.items()}
+    return {own: (_megatron_name(own, names, first), parameter) for own, parameter in here.items()}
 
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)$")
@@ -150,22 +153,12 @@ def _megatron_name(own: str, names: dict[str, str], first_layer: int) -> str:
     return next(own.replace(here, there, 1) for here, there in names.items() if own.startswith(here))
 
 
-def _own_stage(config: MimoConfig, name: str, topology: MegatronTopology) -> dict[str, nn.Parameter]:
-    layout, groups = topology.layout.modules[name], topology.groups[name]
-    tp = TensorParallel(size=layout.tp, rank=groups.tp.rank())
-    stage = build_module(config, name, tp, stage=topology.stage(name), num_stages=layout.pp)
-    return dict(stage.named_parameters())
-
-
 def _fill(part: nn.Module, config: MimoConfig, name: str, topology: MegatronTopology) -> None:
     """Give Megatron's parameters the values of ours; what it has beyond them is a bias of q, k and v, kept at 0."""
     theirs = dict(part.named_parameters())
-    own = _own_stage(config, name, topology)
     with torch.no_grad():
-        for here, (there, _) in megatron_names(config, name, topology).items():
-            parameter = theirs.pop(there)
-            parameter.copy_(own[here])
-            parameter.requires_grad_(own[here].requires_grad)
+        for there, own in megatron_names(config, name, topology).values():
+            theirs.pop(there).copy_(own).requires_grad_(own.requires_grad)
         for parameter in theirs.values():
             parameter.zero_().requires_grad_(False)
 
@@ -193,7 +186,6 @@ def _transformer(config: TransformerConfig, place: StagePlace, dtype: torch.dtyp
         attention_dropout=0.0,
         hidden_dropout=0.0,
         use_cpu_initialization=True,
-        perform_initialization=False,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         # Losses are summed, and gradients divided by the tokens of the global batch.
@@ -226,7 +218,9 @@ def _encoder_spec(config: MimoConfig, name: str, dtype: torch.dtype, place: Stag
     tower = {"config": blocks, "encoder": encoder, "place": place, "dtype": dtype}
     out = TransformerConfig(num_layers=1, hidden_size=width, num_heads=place.tp, ffn_size=width)
     projector = {
-        "config": _transformer(out, StagePlace(groups=None, tp=place.tp, stage=0, num_stages=1), dtype, recompute=False),
+        "config": _transformer(
+            out, StagePlace(groups=None, tp=place.tp, stage=0, num_stages=1), dtype, recompute=False
+        ),
         "submodules": MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
         "projector_type": "mlp",
         "input_size": encoder.transformer.hidden_size,
