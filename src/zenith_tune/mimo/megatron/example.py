@@ -20,9 +20,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor, nn
 
-from zenith_tune.errors import UsageError
 from zenith_tune.mimo.megatron.model import TOWER, BuildSpec, MegatronModel, StagedEncoder, StagePlace
-from zenith_tune.mimo.megatron.support import MegatronSupport
+from zenith_tune.mimo.megatron.support import MegatronSupport, check_stages
 from zenith_tune.mimo.megatron.topology import MegatronTopology
 from zenith_tune.mimo.model_config import EncoderConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.module_layout import LANGUAGE
@@ -113,13 +112,7 @@ def example_model(
     config: MimoConfig, topology: MegatronTopology, support: MegatronSupport, *, dtype: torch.dtype = torch.float32
 ) -> MegatronModel:
     """Return Megatron's model of the example's configuration, with the weights that its seed gives everywhere."""
-    for name, module in sorted(topology.layout.modules.items()):
-        layers = (config.language if name == LANGUAGE else config.encoders[name]).transformer.num_layers
-        if layers % module.pp:
-            raise UsageError(
-                f"Megatron's stages have the same number of layers, but {name} has {layers} and pp {module.pp}",
-                hint="change one of them.",
-            )
+    check_stages(config, topology.layout)
     specs: dict[str, BuildSpec] = {
         **{name: functools.partial(_encoder_spec, config, name, dtype) for name in config.encoders},
         LANGUAGE: functools.partial(_language_spec, config, dtype),

@@ -94,7 +94,7 @@ class MegatronModel:
                 f"model has {sorted(specs)}."
             )
         self.topology, self.dtype = topology, dtype
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(torch.cuda.current_device())
         built = {name: build(self._place(name)) for name, build in specs.items()}
         tp_rank = next(iter(topology.groups.values())).tp.rank()
         model_parallel_cuda_manual_seed(seed, tp_rank=tp_rank, ep_rank=0, etp_rank=tp_rank)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.model_config import MimoConfig
 from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout
 
 
@@ -71,3 +72,38 @@ class MegatronSupport:
     def model_grids(self, layout: MimoLayout, grids: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the grids that the model is made with; before 0.18 it takes none for modules on shared ranks."""
         return None if layout.is_colocated and not self.bridges_shared_ranks else dict(grids)
+
+
+def add_expert_groups(grid: Any, **options: Any) -> None:
+    """Make the groups that the optimizer of 0.19 takes from a view of the grid; older grids have no views."""
+    if not hasattr(grid, "register_view"):
+        return
+    tp, _, _, pp, dp = grid.shape
+    grid.register_view("expert", [tp, 1, pp, dp], ["expt_tp", "ep", "pp", "expt_dp"], shared_dims=["pp"])
+    grid.create_pg(["expt_tp", "ep", "pp"], view="expert", **options)
+    grid.create_pg(["expt_dp"], view="expert", **options)
+    grid.create_pg(["tp", "cp", "pp", "dp"], **options)
+
+
+def check_stages(config: MimoConfig, layout: MimoLayout) -> None:
+    """Refuse pipelines of the example's model whose stages would have different numbers of layers."""
+    for name, module in sorted(layout.modules.items()):
+        layers = (config.language if name == LANGUAGE else config.encoders[name]).transformer.num_layers
+        if layers % module.pp:
+            raise UsageError(
+                f"Megatron's stages have the same number of layers, but {name} has {layers} and pp {module.pp}",
+                hint="change one of them.",
+            )
+
+
+def check_device() -> None:
+    """Refuse a process without a GPU, where Megatron would fail at its first step."""
+    import torch
+
+    try:
+        torch.cuda.current_device()
+    except (AssertionError, RuntimeError) as error:
+        raise UsageError(
+            f"the Megatron back-end needs a GPU for each rank, but here is none ({error})",
+            hint="start it with torchrun on GPUs, or train with the runtime's own back-end.",
+        ) from None

@@ -11,6 +11,7 @@ from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.process_groups_config import MultiModuleProcessGroupCollection, ProcessGroupCollection
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.megatron.support import add_expert_groups
 from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout, ModuleLayout
 
 DIMS = ["tp", "cp", "ep", "pp", "dp"]
@@ -56,6 +57,7 @@ class MegatronTopology:
         grid = HyperCommGrid([module.tp, 1, 1, module.pp, module.dp], DIMS, module.offset)
         self.grids[name] = grid
         made = {name: grid.create_pg(dims, timeout=self.timeout) for name, dims in GROUPS.items()}
+        add_expert_groups(grid, timeout=self.timeout)
         first_and_last = self._along_pipelines(grid, [0, -1])
         first = self._along_pipelines(grid, [0])
         if not grid.is_current_rank_in_grid():
