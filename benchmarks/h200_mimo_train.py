@@ -196,6 +196,7 @@ class Phase:
         is_cuda = device == "cuda"
         if is_cuda:
             torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated() if is_cuda else 0
         begin = time.perf_counter()
         trainer = self.make(sizes, device, self.dtype)
         built_s = time.perf_counter() - begin
@@ -218,6 +219,7 @@ class Phase:
             "parameters": sum(p.numel() for part in trainer.model.parts.values() for p in part.parameters()),
             "build_s": round(built_s, 2),
             "median_step_s": statistics.median(times),
+            "held_before_gib": round(held / 2**30, 3),
             "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if is_cuda else None,
             "rows": rows,
         }

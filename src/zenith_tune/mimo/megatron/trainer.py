@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,19 +27,34 @@ from zenith_tune.mimo.topology import peers_expected
 from zenith_tune.mimo.trainer import LossSum, StepResult, sum_over_world
 
 
+ItemInputs = Callable[[str, Tensor], dict[str, Any]]
+"""Gives what an encoder of that name takes for these items: keywords by the name of each tower that it has."""
+
+
+def tower_inputs(name: str, items: Tensor) -> dict[str, Any]:
+    """Return what a staged encoder takes."""
+    return {TOWER: {"items": items}}
+
+
 class MegatronTrainer:
     """Train Megatron's model step by step; making one and each step are collectives of the whole world."""
 
     def __init__(
-        self, model: MegatronModel, optimizer: OptimizerConfig, *, micro_batch_size: int, global_batch_size: int
+        self,
+        model: MegatronModel,
+        optimizer: OptimizerConfig,
+        *,
+        micro_batch_size: int,
+        global_batch_size: int,
+        item_inputs: ItemInputs = tower_inputs,
     ) -> None:
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self._micro_batch_size = micro_batch_size
         self.model = model
         self.iteration = 0
+        self._item_inputs = item_inputs
         self._losses = LossSum()
-        self._seq_length = 0
         is_sharded = optimizer.use_distributed_optimizer
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=is_sharded, grad_reduce_in_fp32=True)
         model.distribute(ddp)
@@ -105,7 +120,8 @@ class MegatronTrainer:
                 "input_ids": text.tokens.to(device),
                 "labels": text.labels.to(device).contiguous(),
                 "loss_mask": text.loss_mask.to(device),
-                "modality_inputs": {name: {TOWER: {"items": one}} for name, one in items.items()},
+                "position_ids": torch.arange(text.tokens.shape[1], device=device).expand_as(text.tokens),
+                "modality_inputs": {name: self._item_inputs(name, one) for name, one in items.items()},
             }
 
     def _forward(self, inputs: Iterator[dict[str, Any]], model: Any) -> tuple[Any, Any]:
