@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import json
 import sys
-import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,8 +18,6 @@ from tests.engines.megatron_core.cuda_on_cpu import pretend_cuda
 
 pretend_cuda()
 warnings.simplefilter("ignore")
-if not hasattr(typing, "override"):  # Megatron Core wants Python 3.12, and for this alone
-    typing.override = lambda method: method  # type: ignore[attr-defined]
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402

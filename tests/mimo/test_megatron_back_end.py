@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,15 +30,44 @@ LIMITS = {"loss": 1e-6, "grads": 5e-5, "norm": 1e-6, "weights": 1e-5}
 """Single precision against double; the errors seen are a third of these or less."""
 
 
+EXAMPLE = """
+import runpy, warnings
+from tests.engines.megatron_core.cuda_on_cpu import pretend_cuda
+pretend_cuda()
+warnings.simplefilter("ignore")
+runpy.run_path("examples/mimo_train.py", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def newer_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (tree := os.environ.get(TREE)):
+        skip("megatron-mimo", f"{TREE} does not name a tree of megatron-core 0.17 or newer")
+    monkeypatch.setenv("PYTHONPATH", str(tree))
+
+
+@pytest.mark.slow
+@pytest.mark.own_environment
+def test_the_example_prints_the_same_losses_with_both_back_ends(
+    newer_megatron: None, start: Callable[..., Any]
+) -> None:
+    options = (
+        "--train-iters 3 --global-batch-size 4 --encoder-tp 2 --llm-pp 2 --llm-layers 2 --use-distributed-optimizer"
+    )
+    losses = []
+    for back_end in ("runtime", "megatron"):
+        done = start("-c", EXAMPLE, *options.split(), "--backend", back_end)
+        assert done.returncode == 0, done.stderr[-3000:]
+        losses.append([float(loss) for loss in re.findall(r"lm loss: (\S+) \|", done.stdout)])
+    assert len(losses[0]) == 3 and losses[1] == pytest.approx(losses[0], rel=2e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.own_environment
 @pytest.mark.parametrize("half", [0, 1])
 def test_both_back_ends_train_every_layout_as_one_process_does(
-    run_program: RunProgram, monkeypatch: pytest.MonkeyPatch, half: int
+    newer_megatron: None, run_program: RunProgram, half: int
 ) -> None:
-    if not (tree := os.environ.get(TREE)):
-        skip("megatron-mimo", f"{TREE} does not name a tree of megatron-core 0.17 or newer")
-    monkeypatch.setenv("PYTHONPATH", str(tree))
     found = run_program("megatron", f"{half}/2", "runtime,megatron")
     is_new = tuple(map(int, found.pop("version")["megatron"].split(".")[:2])) >= (0, 18)
     refused = {name for name, of in found.items() if "refused" in of["megatron"]}
@@ -52,14 +82,14 @@ def test_both_back_ends_train_every_layout_as_one_process_does(
     assert [key for key, one in trained.items() if not one["is_alike"]] == []
 
 
-def shared(encoder: ModuleLayout, language: ModuleLayout) -> MimoLayout:
+def modules(encoder: ModuleLayout, language: ModuleLayout) -> MimoLayout:
     return MimoLayout(modules={"vision": encoder, "language": language})
 
 
-FAN_IN = shared(ModuleLayout(dp=2), ModuleLayout(offset=2))
-FAN_OUT = shared(ModuleLayout(), ModuleLayout(dp=2, offset=1))
-RECUT = shared(ModuleLayout(dp=2), ModuleLayout(tp=2))
-ALIKE = shared(ModuleLayout(dp=2), ModuleLayout(dp=2))
+FAN_IN = modules(ModuleLayout(dp=2), ModuleLayout(offset=2))
+FAN_OUT = modules(ModuleLayout(), ModuleLayout(dp=2, offset=1))
+RECUT = modules(ModuleLayout(dp=2), ModuleLayout(tp=2))
+ALIKE = modules(ModuleLayout(dp=2), ModuleLayout(dp=2))
 
 
 @pytest.mark.parametrize(

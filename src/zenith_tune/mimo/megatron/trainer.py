@@ -26,7 +26,6 @@ from zenith_tune.mimo.samples import SampleSource, collate, lane_samples
 from zenith_tune.mimo.topology import peers_expected
 from zenith_tune.mimo.trainer import LossSum, StepResult, sum_over_world
 
-
 ItemInputs = Callable[[str, Tensor], dict[str, Any]]
 """Gives what an encoder of that name takes for these items: keywords by the name of each tower that it has."""
 

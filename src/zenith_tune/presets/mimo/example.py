@@ -72,7 +72,7 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     )
     items = given.images or read_counts("--images", args.text("--images") or IMAGES, ",")
     if by_megatron:
-        works = tuple(replace(work, depths=(("the layers", work.num_layers),)) for work in works)
+        works = _even_stages(works[0]), _even_stages(works[1])
     job = MimoJob(
         encoder=works[0],
         language=works[1],
@@ -104,6 +104,11 @@ def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> 
         parts = {name: replace(getattr(language, name), is_trained=False) for name in ("first", "layer", "last")}
         language = replace(language, **parts)
     return encoder, language
+
+
+def _even_stages(work: ModuleWork) -> ModuleWork:
+    """Return a module whose stages must have the same number of layers, as Megatron's have."""
+    return replace(work, depths=(("the layers", work.num_layers),))
 
 
 def example_options(candidate: MimoCandidate) -> Mapping[str, Value]:
