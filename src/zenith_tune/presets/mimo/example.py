@@ -57,8 +57,9 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
     language = LanguageConfig(
         transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
     )
-    by_megatron = args.text("--backend") == "megatron"
     works = _trained(line, encoder_work(encoder, sizes["llm-hidden"]), language_work(language))
+    if by_megatron := args.text("--backend") == "megatron":
+        works = _even_stages(works[0]), _even_stages(works[1])
     # In bfloat16 a weight has 2 bytes, its gradient 4, and the weight and moments of single precision 12.
     is_low = line.has("--bf16")
     device = MimoDevice(
@@ -70,18 +71,14 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         state_bytes=18.0 if is_low else 16.0,
         sharded_bytes=(12.0 if is_low else 8.0) if line.has("--use-distributed-optimizer") else 0.0,
     )
-    items = given.images or read_counts("--images", args.text("--images") or IMAGES, ",")
-    if by_megatron:
-        works = _even_stages(works[0]), _even_stages(works[1])
     job = MimoJob(
         encoder=works[0],
         language=works[1],
         num_ranks=checked_ranks(num_ranks),
         global_batch=sizes["global-batch-size"],
-        items=items,
+        items=given.images or read_counts("--images", args.text("--images") or IMAGES, ","),
         device=device,
-        # Megatron cuts rows on shared ranks, and joins those of several lanes, in equal parts.
-        can_share_ranks=not by_megatron or len(set(items)) == 1,
+        # Megatron joins the rows of several lanes, and cuts them on shared ranks, in equal parts.
         can_join_uneven=not by_megatron,
     )
     return ReadCommand(
