@@ -64,6 +64,16 @@ def test_the_example_prints_the_same_losses_with_both_back_ends(
 
 @pytest.mark.slow
 @pytest.mark.own_environment
+def test_modules_that_the_user_specifies_train_alike_in_two_layouts(
+    newer_megatron: None, run_program: RunProgram
+) -> None:
+    own, shared = run_program("megatron_specs").values()
+    assert own == pytest.approx(shared, rel=1e-4)
+    assert own[-1] < own[0]
+
+
+@pytest.mark.slow
+@pytest.mark.own_environment
 @pytest.mark.parametrize("half", [0, 1])
 def test_both_back_ends_train_every_layout_as_one_process_does(
     newer_megatron: None, run_program: RunProgram, half: int
