@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def config_of(options: argparse.Namespace) -> MimoConfig:
         transformer=transformer(hidden, options.layers), vocab_size=1024, seq_length=options.seq_length
     )
     return MimoConfig(encoders={"vision": encoder}, language=language)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSamples:
+    """A batch that lies ready, as the pipeline by hand has it: making samples is no part of a step."""
+
+    samples: list[Sample]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int, encoder: str | None) -> Sample:
+        """Return a sample with the items of one encoder, or with none."""
+        sample = self.samples[index]
+        return replace(sample, items={} if encoder is None else {encoder: sample.items[encoder]})
 
 
 class HandWrittenPipeline:
@@ -151,8 +167,9 @@ def measure(options: argparse.Namespace, output: Path) -> None:
     by_hand = HandWrittenPipeline(config, options)
     rows: list[dict[str, float]] = []
     for index in range(options.steps + options.warm_up):
-        batch = RandomSamples(config=config, num_samples=batch_size, seed=index, num_items=(IMAGES_PER_SAMPLE,))
-        whole = batch.whole()
+        made = RandomSamples(config=config, num_samples=batch_size, seed=index, num_items=(IMAGES_PER_SAMPLE,))
+        whole = made.whole()
+        batch = PreparedSamples(whole)
         row: dict[str, float] = {}
         # Whoever is first in a turn may find the machine differently: they change places.
         for name in ("runtime", "hand") if index % 2 else ("hand", "runtime"):

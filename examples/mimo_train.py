@@ -5,7 +5,8 @@ By itself it starts its ranks on this machine's CPU; under torchrun it is one ra
     python examples/mimo_train.py --encoder-dp 2 --llm-tp 2 --llm-pp 3 --micro-batch-size 2
     torchrun --nproc-per-node 8 examples/mimo_train.py --encoder-tp 2 --llm-tp 2 --llm-pp 3
 
-The language model begins after the encoder's ranks; with --llm-offset 0 both share all ranks.
+The language model begins after the encoder's ranks; with --llm-offset 0 both share all ranks. With --backend megatron
+the same layouts are trained by Megatron's own multimodal model, optimizer and schedule (megatron-core 0.17, on GPUs).
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from zenith_tune.mimo.optimizer import OptimizerConfig
 from zenith_tune.mimo.work import check_layout, step_flops
 
 if TYPE_CHECKING:
+    from zenith_tune.mimo.megatron.trainer import MegatronTrainer
     from zenith_tune.mimo.trainer import StepResult, Trainer
 
 ENCODER = "vision"
+RUNTIME, MEGATRON = "runtime", "megatron"
 DEGREES = dict.fromkeys(["encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp"], 1)
 STEPS = {"micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "log-interval": 1}
 SIZES = {
@@ -63,6 +66,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {**DEGREES, **STEPS, "seed": 0, **SIZES}.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default {default}")
+    parser.add_argument("--backend", choices=[RUNTIME, MEGATRON], default=RUNTIME, help="what trains the layout")
     parser.add_argument("--llm-offset", type=int, metavar="N", help="first rank of the language model")
     parser.add_argument("--images", default="2,1,3,0", help="images of the samples, round and round; default 2,1,3,0")
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -162,7 +166,20 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
         raise UsageError(f"{options.load} holds no finished checkpoint: it has no file .metadata.")
     if options.save:
         refuse_unwritable(options.save)
+    if options.backend == MEGATRON:
+        check_megatron(options, layout)
     return layout
+
+
+def check_megatron(options: argparse.Namespace, layout: MimoLayout) -> None:
+    """Refuse what Megatron's back-end cannot train here."""
+    from zenith_tune.mimo.megatron.support import MegatronSupport, check_device, check_stages
+
+    if options.save or options.load:
+        raise UsageError(f"--backend {MEGATRON} neither saves nor loads checkpoints here", hint="take the option out.")
+    check_stages(config_of(options), layout)
+    check_device()
+    MegatronSupport.of_installed().check(layout, has_even_items=len(set(images_of(options))) == 1)
 
 
 def iteration_line(
@@ -185,11 +202,13 @@ def iteration_line(
     return " | ".join(fields)
 
 
-def make_trainer(options: argparse.Namespace) -> Trainer:
+def make_trainer(options: argparse.Namespace) -> Trainer | MegatronTrainer:
     """Build this rank's part of the model, its optimizer and the trainer."""
     import torch
     import torch.distributed as dist
 
+    if options.backend == MEGATRON:
+        return make_megatron_trainer(options)
     from zenith_tune.mimo.modules import MimoModel
     from zenith_tune.mimo.optimizer import get_mimo_optimizer
     from zenith_tune.mimo.topology import Topology
@@ -207,15 +226,36 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
     )
 
 
+def make_megatron_trainer(options: argparse.Namespace) -> MegatronTrainer:
+    """Build the same with Megatron's model and optimizer."""
+    import torch
+
+    from zenith_tune.mimo.megatron.example import example_model
+    from zenith_tune.mimo.megatron.support import MegatronSupport
+    from zenith_tune.mimo.megatron.topology import MegatronTopology
+    from zenith_tune.mimo.megatron.trainer import MegatronTrainer
+
+    topology = MegatronTopology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
+    return MegatronTrainer(
+        example_model(config_of(options), topology, MegatronSupport.of_installed(), dtype=dtype),
+        optimizer_of(options),
+        micro_batch_size=options.micro_batch_size,
+        global_batch_size=options.global_batch_size,
+    )
+
+
 def train(options: argparse.Namespace) -> None:
     """Train on this rank; the last one prints."""
     import torch.distributed as dist
 
     from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
     from zenith_tune.mimo.samples import RandomSamples
+    from zenith_tune.mimo.trainer import Trainer
 
     trainer = make_trainer(options)
     if options.load:
+        assert isinstance(trainer, Trainer), "refused with another back-end"
         load_checkpoint(options.load, trainer)
     images, config = images_of(options), config_of(options)
     flops = step_flops(config, options.global_batch_size, sum(images))
@@ -233,6 +273,7 @@ def train(options: argparse.Namespace) -> None:
             tflops = flops / step_s / dist.get_world_size() / 1e12
             print(iteration_line(options, trainer.iteration, step_s, tflops, lr, done), flush=True)
     if options.save:
+        assert isinstance(trainer, Trainer), "refused with another back-end"
         save_checkpoint(options.save, trainer)
     trainer.close()
 

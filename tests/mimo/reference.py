@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +35,28 @@ def samples_of_step(config: MimoConfig, step: int) -> RandomSamples:
 
 
 def one_process(
-    config: MimoConfig, dtype: torch.dtype, num_steps: int = NUM_STEPS, optimizer: OptimizerConfig | None = None
+    config: MimoConfig,
+    dtype: torch.dtype,
+    num_steps: int = NUM_STEPS,
+    optimizer: OptimizerConfig | None = None,
+    samples: Callable[[int], RandomSamples] | None = None,
 ) -> list[dict[str, Any]]:
     """Return what training in one process gives, from a process of its own: one that computes must not be forked."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.pt"
-        chosen = optimizer or OPTIMIZERS[dtype]
-        codes = run_ranks(1, lambda: torch.save(train_in_one_process(config, dtype, num_steps, chosen), path))
+        chosen, read = optimizer or OPTIMIZERS[dtype], samples or functools.partial(samples_of_step, config)
+        codes = run_ranks(1, lambda: torch.save(train_in_one_process(config, dtype, num_steps, chosen, read), path))
         assert codes == [0]
         steps: list[dict[str, Any]] = torch.load(path)
     return steps
 
 
 def train_in_one_process(
-    config: MimoConfig, dtype: torch.dtype, num_steps: int, config_of_optimizer: OptimizerConfig
+    config: MimoConfig,
+    dtype: torch.dtype,
+    num_steps: int,
+    config_of_optimizer: OptimizerConfig,
+    samples: Callable[[int], RandomSamples],
 ) -> list[dict[str, Any]]:
     """Return each step's loss, norm, gradients before and after clipping, weights and Adam's moments."""
     tp = TensorParallel(dtype=dtype)
@@ -62,7 +72,7 @@ def train_in_one_process(
     )
     steps = []
     for step in range(num_steps):
-        batch = collate(samples_of_step(config, step).whole())
+        batch = collate(samples(step).whole())
         optimizer.zero_grad()
         rows = {name: modules[name](batch.items[name].to(dtype)) for name in config.encoders}
         language = modules["language"]

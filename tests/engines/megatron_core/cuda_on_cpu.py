@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,13 @@ class OneGenerator:
 
     def __getitem__(self, device: object) -> torch.Generator:
         return torch.default_generator
+
+
+class NoStream:
+    """Stand for the stream of a GPU, which nothing waits for."""
+
+    def wait_stream(self, other: object) -> None:
+        """Wait for nothing."""
 
 
 def _nothing() -> None:
@@ -55,12 +63,26 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return made
 
 
+def _over_gloo(make_groups: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a maker of groups that makes them over gloo where NCCL is asked for."""
+
+    def made(*args: Any, **keywords: Any) -> Any:
+        if keywords.get("backend") == "nccl":
+            keywords["backend"] = "gloo"
+        return make_groups(*args, **keywords)
+
+    return made
+
+
 @functools.cache  # done twice, some answers would name CUDA twice
 def pretend_cuda() -> None:
     """Answer for CUDA from here on; call it before Megatron is imported, which keeps some of these by name."""
+    if not hasattr(typing, "override"):  # newer versions want Python 3.12, and import this from it
+        typing.override = lambda method: method  # type: ignore[attr-defined]
     answers = {
         "current_device": lambda: CPU,
         "synchronize": _nothing,
+        "current_stream": NoStream,
         "manual_seed": torch.manual_seed,
         "get_rng_state": _random_state,
         "default_generators": OneGenerator(),
@@ -70,6 +92,8 @@ def pretend_cuda() -> None:
         setattr(torch.cuda, name, answer)
     for name in ("empty", "ones", "tensor", "zeros"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
+    for name in ("new_group", "new_subgroups_by_enumeration"):
+        setattr(torch.distributed, name, _over_gloo(getattr(torch.distributed, name)))
     for owner, name, replacement in (
         (torch.cuda.random, "get_rng_state", _random_state),
         (torch.Tensor, "type", _cuda_type(torch.Tensor.type)),

@@ -131,9 +131,11 @@ def why_not(job: MimoJob, candidate: MimoCandidate) -> str | None:
     if job.max_encoder_tp is not None and candidate.encoder.tp > job.max_encoder_tp:
         problem = f"the encoder's tp must be at most {job.max_encoder_tp}, as prefetching its features needs"
         return f"{problem}, but is {candidate.encoder.tp}: set it to {job.max_encoder_tp}."
-    if not job.can_join_uneven and not job.has_even_items and encoder_dp > language_dp:
-        problem = "samples with different numbers of items need an encoder dp of at most the language model's"
-        return f"{problem}, but got {encoder_dp} and {language_dp}: change one of them."
+    if not job.can_join_uneven and not job.has_even_items:
+        needed = "that of the language model" if candidate.is_colocated else "at most the language model's"
+        if encoder_dp > language_dp or (candidate.is_colocated and encoder_dp != language_dp):
+            problem = f"samples with different numbers of items need an encoder dp of {needed}"
+            return f"{problem}, but got {encoder_dp} and {language_dp}: change one of them."
     for name in MODULES:
         work, module = job.work(name), candidate.module(name)
         if (broken := work.why_not_tp(module.tp) or work.why_not_pp(module.pp)) is not None:

@@ -69,6 +69,8 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
     )
     works = _trained(line, encoder_work(encoder, sizes["llm-hidden"]), language_work(language))
+    if by_megatron := args.text("--backend") == "megatron":
+        works = _even_stages(works[0]), _even_stages(works[1])
     # In bfloat16 a weight has 2 bytes, its gradient 4, and the weight and moments of single precision 12.
     is_low = line.has("--bf16")
     flops_per_s = given.device_flops or GUESSED_FLOPS
@@ -92,6 +94,8 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         global_batch=sizes["global-batch-size"],
         items=given.images or read_counts("--images", args.text("--images") or IMAGES, ","),
         device=device,
+        # Megatron joins the rows of several lanes, and cuts them on shared ranks, in equal parts.
+        can_join_uneven=not by_megatron,
     )
     return ReadCommand(
         job=job,
@@ -143,6 +147,11 @@ def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> 
         parts = {name: replace(getattr(language, name), is_trained=False) for name in ("first", "layer", "last")}
         language = replace(language, **parts)
     return encoder, language
+
+
+def _even_stages(work: ModuleWork) -> ModuleWork:
+    """Return a module whose stages must have the same number of layers, as Megatron's have."""
+    return replace(work, depths=(("the layers", work.num_layers),))
 
 
 def example_options(candidate: MimoCandidate) -> Mapping[str, Value]:
