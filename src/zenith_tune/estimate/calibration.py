@@ -177,12 +177,17 @@ def precision_class(precision: str) -> str:
 
     >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
     ('mxfp8', 'fp4', 'bf16', 'fp8')
+
+    Scales for every row take passes of their own, so that they may be no faster than bf16.
+
+    >>> precision_class("float8 rowwise")
+    'fp8-rowwise'
     """
     text = precision.lower()
     if "fp4" in text:
         return "fp4"
     if "fp8" in text or "float8" in text:
-        return "mxfp8" if "mx" in text else "fp8"
+        return "mxfp8" if "mx" in text else "fp8-rowwise" if "rowwise" in text else "fp8"
     return "bf16"
 
 
