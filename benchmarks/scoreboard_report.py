@@ -22,8 +22,8 @@ SPEED_TARGETS = {
     "megatron_sc21": 10,
     "ultrascale_playbook": 15,
 }
-
-
+LONE = 0.6
+"""A best run that took less than this share of its predicted step, unlike its neighbours, stands alone."""
 KIND_TARGETS = {"dense": 8, "experts": 15}
 
 
@@ -114,11 +114,41 @@ def _choice(found: dict[str, Any]) -> str:
         ],
     )
     rows = [
-        (place, result["layouts"], f"{result['first_pick_pct']}%", result["spearman"])
+        (
+            place,
+            result["layouts"],
+            f"{result['first_pick_pct']}%",
+            result["spearman"],
+            result["best_over_predicted"],
+            result["near_over_predicted"],
+        )
         for place, result in found["by_landscape"].items()
     ]
     note = "The regression is a gradient-boosted one on the same split. Both know which layouts ran."
-    return f"{head}\n\n{note}\n\n" + table(("landscape", "layouts", "first pick behind", "rank correlation"), rows)
+    heads = ("landscape", "layouts", "first pick behind", "rank correlation", "best", "its neighbours")
+    return f"{head}\n\n{note} {_lone(found['by_landscape'])}\n\n" + table(heads, rows)
+
+
+def _lone(landscapes: dict[str, Any]) -> str:
+    """Say which landscapes have a best run that no other makes likely, and what they add to the mean."""
+    about = (
+        "The last columns are measured over predicted steps: of the best layout, and the median of those that are one "
+        "change away from it (a size by 2, a pair of sizes, the optimizer)."
+    )
+    lone = {
+        place: result
+        for place, result in landscapes.items()
+        if result["best_over_predicted"] < LONE * min(result["near_over_predicted"], 1)
+    }
+    if not lone:
+        return about
+    names = ", ".join(lone)
+    added = sum(result["first_pick_pct"] for result in lone.values()) / len(landscapes)
+    return (
+        f"{about} In {len(lone)} landscapes ({names}) the best took less than {LONE} times its predicted step, its "
+        "neighbours did not, and nothing that its row states sets it apart from them. They make "
+        f"{added:.1f} points of the mean, which counts them all the same."
+    )
 
 
 def _interval(found: dict[str, Any]) -> str:
