@@ -37,6 +37,8 @@ AXES = {"recompute": ("none", "full"), "attention": ("eager", "sdpa"), "optimize
 
 LOOPS = ("plain", "trainer", "padded", "varied")
 """The loop of this file; the Trainer on samples of one length, on padded ones, on those of many lengths."""
+NOTES = {"padded": "FLAG: padded samples", "varied": "FLAG: samples of many lengths, most of them new to the process"}
+"""Why a row says nothing of a layout alone."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ TRAINER_SHAPES = (Shape("llama-8x2048", 2048, 8, 16, 4, 8192, 32000, 2048, 8), S
 FIELDS = (
     "source_id", "year", "framework", "gpu", "gpu_mem_gib", "n_gpus", *(field.name for field in fields(Shape)),
     "precision", "mbs", *AXES, "loop", "step_time_s", "steps_s", "max_allocated_mib", "max_reserved_mib", "outcome",
-    "wall_s",
+    "notes", "wall_s",
 )  # fmt: skip
 TINY = (Shape("llama-2x64", 64, 2, 4, 2, 128, 256, 32, 2),)
 
@@ -177,6 +179,7 @@ def measure(shape: Shape, layout: dict[str, Any], device: torch.device) -> dict[
         "max_allocated_mib": round(allocated / 2**20, 1),
         "max_reserved_mib": round(reserved / 2**20, 1),
         "outcome": outcome,
+        "notes": NOTES.get(layout["loop"], ""),
         "wall_s": round(wall_s, 2),
     }
 
