@@ -131,7 +131,8 @@ FAMILIES = (
         ),
         fitted={name: 2 * prior for name, prior in DENSE.items() if "slow" not in name}
         | dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes"), LAUNCH)
-        | {"layer_launch_s": LAUNCH, "launch_again": 0.25},
+        # Sequences of 2,048 hardly show how fast the attention kernel is.
+        | {"attention_efficiency": EFFICIENCY, "layer_launch_s": LAUNCH, "launch_again": 0.25},
     ),
     TimeFamily(
         name="megatron-local",

@@ -81,9 +81,10 @@ def estimate_time(
     params = local_params(w, layouts, loads.fullest)
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s, w.trained_share)
     parts["optimizer"] = optimizer_time(w, params, machine, layouts, c)
-    parts["overhead"] = parts["overhead"] + c.step_overhead_s
+    shapes_s = m * w.new_shapes * c.shape_s
+    parts["overhead"] = parts["overhead"] + c.step_overhead_s + shapes_s
     step_s = sum(parts.values(), start=np.zeros(len(layouts)))
-    host_share = host * (pipeline_s - m * head_s / layouts.pp) / step_s
+    host_share = (host * (pipeline_s - m * head_s / layouts.pp) + shapes_s) / step_s
     return TimeEstimate(step_s, parts, host_share, _expert_share(w, layouts))
 
 
