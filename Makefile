@@ -62,7 +62,7 @@ leaderboard: $(VENV)/.base  ## run every tuner on LayoutBench's landscapes, and 
 	$(BIN)/layoutbench leaderboard build/layoutbench.json --output benchmarks/layoutbench-$$(date +%Y-%m-%d)
 
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
-	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-s*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
+	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
 $(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

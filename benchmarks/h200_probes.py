@@ -66,8 +66,8 @@ def probed() -> list[MeasuredRun]:
 
 
 def swept() -> list[MeasuredRun]:
-    """Return the runs of the sweep and of studies on the same kind of GPU."""
-    return [run for path in sorted(HERE.glob("h200-s*.csv")) for run in read_measured(path)]
+    """Return the runs of sweeps and of studies on the same kind of GPU."""
+    return [run for path in sorted(HERE.glob("h200-*.csv")) for run in read_measured(path)]
 
 
 def compare(probes: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> list[Compared]:

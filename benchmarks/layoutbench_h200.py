@@ -18,27 +18,6 @@ from typing import Any
 from layoutbench.build import build
 from layoutbench.landscape import SHIPPED
 
-SOURCE_ID = "h200_landscapes"
-COLUMNS = {
-    "model": "model",
-    "layers": "num_layers",
-    "hidden": "hidden",
-    "ffn": "ffn_hidden",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "vocab": "vocab",
-    "seq": "seq_len",
-    "gbs": "gbs",
-    "mbs": "mbs",
-    "recompute": "recompute",
-    "attention": "attention",
-    "optimizer": "optimizer",
-    "steps_s": "steps_s",
-    "peak_allocated_mib": "max_allocated_mib",
-    "peak_reserved_mib": "max_reserved_mib",
-    "outcome": "outcome",
-}
-
 
 def main() -> None:
     """Write the landscapes of the tables that are named."""
@@ -66,18 +45,9 @@ def convert(table: Path, output: Path) -> list[Path]:
 
 
 def measured_row(row: dict[str, str], about: dict[str, Any]) -> dict[str, str]:
-    """Return a row of the sweep with the columns of a table of measured runs."""
-    return {name: row[own] for own, name in COLUMNS.items()} | {
-        "source_id": SOURCE_ID,
-        "year": about["date"][:4],
-        "framework": f"transformers {about['transformers']}, torch {about['torch']}",
-        # Not recorded: the peaks are those of fp32 weights, gradients and AdamW, 16 bytes per parameter.
-        "precision": "bf16-autocast",
-        "gpu": about["device"].rpartition(" ")[2],
-        "gpu_mem_gib": "139.8",
-        "n_gpus": "1",
-        "trial_wall_s": str(round(about["startup_s"] + float(row["wall_s"]), 2)),
-    }
+    """Return a row of the sweep with what its trial would take, and without what LayoutBench has no column for."""
+    kept = {name: value for name, value in row.items() if name not in ("loop", "step_time_s", "wall_s")}
+    return kept | {"trial_wall_s": str(round(about["startup_s"] + float(row["wall_s"]), 2))}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,21 +40,42 @@ def choice(speed: list[Judged], memory: list[HeldOutMemory]) -> dict[str, Any]:
     judged = {place: result for place, result in found.items() if result is not None}
     if not judged:
         return {"landscapes": 0, **dict.fromkeys(("first_pick_median_pct", "first_pick_mean_pct", "spearman_median"))}
-    behind = [result[0] for result in judged.values()]
+    behind = [result.behind for result in judged.values()]
     return {
         "landscapes": len(judged),
         "first_pick_median_pct": round(100 * float(np.median(behind)), 2),
         "first_pick_mean_pct": round(100 * float(np.mean(behind)), 2),
-        "spearman_median": round(float(np.median([result[1] for result in judged.values()])), 3),
-        "by_landscape": {
-            " on ".join(place): {"layouts": n, "first_pick_pct": round(100 * gap, 1), "spearman": round(rho, 3)}
-            for place, (gap, rho, n) in sorted(judged.items())
-        },
+        "spearman_median": round(float(np.median([result.spearman for result in judged.values()])), 3),
+        "by_landscape": {" on ".join(place): result.summary() for place, result in sorted(judged.items())},
     }
 
 
-def _one(items: list[Judged], held: dict[int, HeldOutMemory]) -> tuple[float, float, int] | None:
-    """Return gap, rank correlation and number of layouts of one landscape; repeats of a layout count as one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """Hold what came of choosing in one landscape."""
+
+    layouts: int
+    behind: float
+    """How much longer the step of the layout ranked first is than the best, as a share."""
+    spearman: float
+    best_ratio: float
+    """The best layout's measured step over its predicted one."""
+    near_ratio: float
+    """The median of the same over the layouts that are one change away from it."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return it with rounded figures."""
+        return {
+            "layouts": self.layouts,
+            "first_pick_pct": round(100 * self.behind, 1),
+            "spearman": round(self.spearman, 3),
+            "best_over_predicted": round(self.best_ratio, 2),
+            "near_over_predicted": round(self.near_ratio, 2),
+        }
+
+
+def _one(items: list[Judged], held: dict[int, HeldOutMemory]) -> _Choice | None:
+    """Return what came of choosing in one landscape; repeats of a layout count as one."""
     layouts: dict[tuple[int | bool, ...], list[Judged]] = defaultdict(list)
     for item in items:
         layouts[tuple(item.run.layout[axis] for axis in AXES)].append(item)
@@ -64,7 +86,22 @@ def _one(items: list[Judged], held: dict[int, HeldOutMemory]) -> tuple[float, fl
     expected = np.array([_expected_s(repeats[0], held.get(id(repeats[0].run))) for repeats in layouts.values()])
     fits = np.array([_fits(held.get(id(repeats[0].run))) for repeats in layouts.values()])
     first = int(np.argmin(np.where(fits, expected, np.inf if fits.any() else expected)))
-    return float(measured[first] / measured.min() - 1), _spearman(predicted, measured), len(layouts)
+    best, ratios = int(measured.argmin()), measured / predicted
+    return _Choice(
+        layouts=len(layouts),
+        behind=float(measured[first] / measured[best] - 1),
+        spearman=_spearman(predicted, measured),
+        best_ratio=float(ratios[best]),
+        near_ratio=float(np.median(ratios[_near(list(layouts), best)])),
+    )
+
+
+def _near(layouts: list[tuple[int | bool, ...]], best: int) -> Any:
+    """Tell which other layouts differ from one in a single change: of the optimizer, of a size by 2, or of a pair."""
+    sizes = np.log2(np.maximum(np.array(layouts, np.float64), 0.5))
+    distance = np.abs(sizes - sizes[best]).sum(axis=1)
+    near = (distance > 0) & (distance <= 2)
+    return near if near.any() else distance > 0
 
 
 def _expected_s(item: Judged, held: HeldOutMemory | None) -> float:

@@ -10,7 +10,7 @@ Check = Callable[[dict[str, Any]], bool]
 MEMORY_TARGETS: dict[str, tuple[str, Check]] = {
     "h200_megatron_lm_0.20": ("mean 3%, none over 8%", lambda s: s["mean_abs_pct"] <= 3 and s["max_abs_pct"] <= 8),
     "h200_hf_accelerate": ("mean 3%, none over 8%", lambda s: s["mean_abs_pct"] <= 3 and s["max_abs_pct"] <= 8),
-    "ultrascale_playbook": ("median 6%", lambda s: s["median_abs_pct"] <= 6),
+    "ultrascale_playbook": ("median 5%", lambda s: s["median_abs_pct"] <= 5),
     "mcore_ci_golden": ("median 8%", lambda s: s["median_abs_pct"] <= 8),
 }
 SPEED_TARGETS = {
@@ -20,10 +20,20 @@ SPEED_TARGETS = {
     "bloom_prequel": 10,
     "megascale": 10,
     "megatron_sc21": 10,
-    "ultrascale_playbook": 15,
 }
-
-
+USUAL_TARGET, LEAST_RUNS = 15, 10
+"""Of every other source with so many runs or more."""
+REASONS = {
+    "memory of ultrascale_playbook": "runs keep gathered inputs of matrices for the backward pass, or gather them "
+    "again; rows do not say which, and the estimate is of the commoner way",
+    "speed of mbridge_verification_cards": "nearly all are experts on GB200 and GB300; CUDA graphs, overlap and "
+    "routing differ from card to card and are not stated",
+    "speed of torchtitan": "rows differ in compilation, asynchronous tensor parallelism and the pipeline's schedule, "
+    "which no column states; pairs that agree in all else are 5 to 25% apart",
+}
+"""What limits a figure that misses its target."""
+LONE = 0.6
+"""A best run that took less than this share of its predicted step, unlike its neighbours, stands alone."""
 KIND_TARGETS = {"dense": 8, "experts": 15}
 
 
@@ -76,15 +86,21 @@ def _memory(scores: dict[str, Any]) -> str:
     rows = []
     for name, found in scores.items():
         target, holds = MEMORY_TARGETS.get(name, ("", None))
-        rows.append((name, *_errors(found), target, "" if holds is None else _mark(holds(found))))
+        rows.append((name, *_errors(found), target, "" if holds is None else _judged("memory", name, holds(found))))
     return table(("source", "runs", "median", "mean", "max", "target", ""), rows)
+
+
+def _judged(what: str, name: str, holds: bool) -> str:
+    """Return whether a target is met, and why not where that is known."""
+    reason = REASONS.get(f"{what} of {name}")
+    return _mark(holds) if holds or reason is None else f"{_mark(holds)}: {reason}"
 
 
 def _speed(scores: dict[str, Any]) -> str:
     rows = []
     for name, found in scores.items():
-        limit = SPEED_TARGETS.get(name)
-        shown = (f"median {limit}%", _mark(found["median_abs_pct"] <= limit)) if limit else ("", "")
+        limit = SPEED_TARGETS.get(name, USUAL_TARGET if found["n"] >= LEAST_RUNS else None)
+        shown = (f"median {limit}%", _judged("speed", name, found["median_abs_pct"] <= limit)) if limit else ("", "")
         rows.append((name, *_errors(found), *shown))
     return table(("source", "runs", "median", "mean", "max", "target", ""), rows)
 
@@ -108,17 +124,47 @@ def _choice(found: dict[str, Any]) -> str:
     head = table(
         ("", "ours", "regression", "target", ""),
         [
-            ("first pick behind the best, median", f"{median}%", "8%", "5%", _mark(median <= 5)),
-            ("first pick behind the best, mean", f"{mean}%", "19%", "12%", _mark(mean <= 12)),
+            ("first pick behind the best, median", f"{median}%", "8%", "0.5%", _mark(median <= 0.5)),
+            ("first pick behind the best, mean", f"{mean}%", "19%", "10%", _mark(mean <= 10)),
             ("rank correlation, median", rho, "0.87", "0.9", _mark(rho > 0.9)),
         ],
     )
     rows = [
-        (place, result["layouts"], f"{result['first_pick_pct']}%", result["spearman"])
+        (
+            place,
+            result["layouts"],
+            f"{result['first_pick_pct']}%",
+            result["spearman"],
+            result["best_over_predicted"],
+            result["near_over_predicted"],
+        )
         for place, result in found["by_landscape"].items()
     ]
-    note = "The regression is a gradient-boosted one on the same split. Both are told which layouts ran."
-    return f"{head}\n\n{note}\n\n" + table(("landscape", "layouts", "first pick behind", "rank correlation"), rows)
+    note = "The regression is a gradient-boosted one on the same split. Both know which layouts ran."
+    heads = ("landscape", "layouts", "first pick behind", "rank correlation", "best", "its neighbours")
+    return f"{head}\n\n{note} {_lone(found['by_landscape'])}\n\n" + table(heads, rows)
+
+
+def _lone(landscapes: dict[str, Any]) -> str:
+    """Say which landscapes have a best run that no other makes likely, and what they add to the mean."""
+    about = (
+        "The last columns are measured over predicted steps: of the best layout, and the median of those that are one "
+        "change away from it (a size by 2, a pair of sizes, the optimizer)."
+    )
+    lone = {
+        place: result
+        for place, result in landscapes.items()
+        if result["best_over_predicted"] < LONE * min(result["near_over_predicted"], 1)
+    }
+    if not lone:
+        return about
+    names = ", ".join(lone)
+    added = sum(result["first_pick_pct"] for result in lone.values()) / len(landscapes)
+    return (
+        f"{about} In {len(lone)} landscapes ({names}) the best took less than {LONE} times its predicted step, its "
+        "neighbours did not, and nothing that its row states sets it apart from them. They make "
+        f"{added:.1f} points of the mean, which counts them all the same."
+    )
 
 
 def _interval(found: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
@@ -92,3 +93,19 @@ def test_what_is_frozen_has_no_gradient_and_no_update() -> None:
     assert part.time_parts["recompute"][1] == pytest.approx(whole.time_parts["recompute"][1], rel=0.1)
     assert (part.time_parts["optimizer"] < 0.01 * whole.time_parts["optimizer"]).all()
     assert (part.time_parts["dp"] < 0.2 * whole.time_parts["dp"]).all(), "little more than latency"
+
+
+def test_a_first_micro_batch_of_each_shape_takes_the_host_longer() -> None:
+    """Llama of 8 layers, checkpointed, micro-batch 1 (benchmarks/h200-loops-2026-11-17.csv): 0.47 and 1.63 s."""
+    model = replace(MODEL, num_layers=8, hidden=2048, ffn_hidden=8192, num_heads=16, num_kv_heads=4, head_dim=128)
+    job = JobSpec(seq_len=2048, framework=load_framework("hf-accelerate"))
+    layouts = LayoutBatch.of(tp=1, dp=1, mbs=1, gbs=8, zero=0, recompute=RECOMPUTE_UNIFORM)
+    calibration = default_calibration("hf-accelerate")
+    at = load_cluster("h200x1")
+    equal, varied = (
+        estimate(replace(model, vocab=32000), at, replace(job, new_shapes=share), layouts, calibration)
+        for share in (0.0, 1.0)
+    )
+    assert equal.step_s[0] == pytest.approx(0.47, rel=0.15)
+    assert varied.step_s[0] == pytest.approx(1.63, rel=0.15)
+    assert varied.step_spread[0] > equal.step_spread[0]

@@ -99,7 +99,7 @@ def test_the_landscapes_that_ship_have_three_models_with_twenty_layouts_and_nois
     for item in own:
         assert set(item.axes) == {"mbs", "recompute", "attention", "optimizer"} and len(item.layouts) >= 20
         assert any(len(set(run.steps_s)) > 1 for layout in item.layouts for run in layout.runs)
-        assert not item.used_for_fitting
+        assert item.used_for_fitting == ("zenithtune-packaged-calibration",)
 
 
 def test_the_sweep_on_an_h200_becomes_the_landscapes_that_ship(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ SOURCES = {
     # Crashes of any kind are "oom" there; recomputation is not stated; layouts run twice differ a lot.
     "ultrascale_playbook": Source(licence=NOT_SHIPPED, first_rank_memory=True, fitted=ZENITHTUNE),
     "bloom_prequel": Source(licence=NOT_SHIPPED, fitted=ZENITHTUNE),
-    "h200_landscapes": Source(licence=OWN),
     "h200_": Source(licence=OWN, fitted=ZENITHTUNE),
 }
 """By how a source_id begins; other sources tried too few layouts of one model, or changed more than the layout."""

@@ -115,7 +115,7 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
     table = RunTable.of(runs, framework)
     time_fit = TimeFit(family, table, framework, start=before)
     held = held_out_steps(time_fit, folds(table.landscapes))
-    residuals, errors = held.residuals, step_errors(held)
+    residuals, errors = held.residuals, step_errors(held, len(set(table.landscapes)))
     ends = _blended(errors.interval, before.interval, len(residuals)) if refines else errors.interval
     fitted = time_fit.calibration(time_fit.fit())
     time = replace(fitted, interval=ends, error_sds=errors.error_sds)

@@ -191,7 +191,7 @@ def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[J
     held = held_out_steps(fit, parts)
     judged: dict[int, Judged] = {}
     for part in parts:
-        errors = step_errors(held.of(~part))
+        errors = step_errors(held.of(~part), len({fit.table.landscapes[i] for i in np.flatnonzero(~part)}))
         judged |= {int(i): _with_interval(fit.table.runs[i], held, int(i), errors) for i in np.flatnonzero(part)}
     return [judged[i] for i in sorted(judged)]
 
@@ -199,7 +199,8 @@ def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[J
 def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -> list[Judged]:
     """Judge the runs behind the first `num_fitted`, which alone are fitted to and give the interval."""
     ours = np.arange(num_fitted)
-    errors = step_errors(held_out_steps(fit, parts, ours).of(ours))
+    num_places = len(set(fit.table.landscapes[:num_fitted]))
+    errors = step_errors(held_out_steps(fit, parts, ours).of(ours), num_places)
     found = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(ours)))
     return [_with_interval(fit.table.runs[i], found, i, errors) for i in range(num_fitted, len(fit.table.runs))]
 
@@ -261,10 +262,11 @@ LEAST_END = 0.5
 """Of an interval, in standard deviations: it reaches to both sides of the prediction."""
 
 
-def step_errors(held: HeldOutSteps) -> TimeCalibration:
+def step_errors(held: HeldOutSteps, num_places: int = 1) -> TimeCalibration:
     """Return how far step times are off: by the GPU's own work, and by each of ERROR_SOURCES.
 
-    The likeliest standard deviations, the errors being Laplace's: a few large ones do not decide it.
+    The likeliest standard deviations, the errors being Laplace's: a few large ones do not decide it. `num_places` is
+    how many landscapes were left out in turn: few of them show little of how far another may differ.
     """
     if len(held.residuals) == 0:
         return TimeCalibration(interval=(-0.5, 0.5))
@@ -277,15 +279,17 @@ def step_errors(held: HeldOutSteps) -> TimeCalibration:
         sd = np.sqrt((tried**2) @ shares**2)
         likely = -(np.log(sd) + np.sqrt(2) * np.abs(held.residuals) / sd).sum(axis=1)
         sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
-    low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2))
+    low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2), num_places)
     errors = TimeCalibration(interval=(min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0]))
     # What widens the interval is stated against its own width.
     scaled = sds[1:] * errors.spread / sds[0]
     return replace(errors, error_sds=dict(zip(ERROR_SOURCES, scaled.tolist(), strict=True)))
 
 
-def interval(residuals: FloatArray) -> tuple[float, float]:
-    """Return the 90% interval of held-out residuals; wide where there are few."""
+def interval(residuals: FloatArray, num_places: int = 1) -> tuple[float, float]:
+    """Return the 90% interval of held-out residuals; wide where they are few, or of few landscapes."""
     widen = 1 + 5 / len(residuals) if len(residuals) < FEW else 1.0
+    if num_places > 1:
+        widen = max(widen, 1 + 1 / num_places)
     low, high = np.quantile(residuals, [TAIL, 1 - TAIL])
     return float(low) * widen, float(high) * widen

@@ -74,6 +74,7 @@ FLAGS = ("FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?")
 FRAMEWORKS = (
     ("nanotron", "nanotron"),
     ("accelerate", "hf-accelerate"),
+    ("transformers", "hf-accelerate"),
     ("transformer-impl local", "megatron-local"),
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("bigscience", "megatron-deepspeed"),
@@ -199,7 +200,7 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
     recompute, layers = _recompute(row)
     layout |= {"recompute": recompute, "recompute_layers": layers}
     year = number(row, "year") or FLASH_YEAR
-    unfused = row.get("attention", "") == "unfused" or notes.get("impl") == "local"
+    unfused = row.get("attention", "") in ("unfused", "eager") or notes.get("impl") == "local"
     layout["flash_attention"] = not unfused and (year >= FLASH_YEAR or "h200" in row["source_id"])
     stated = row.get("seq_parallel", "").strip().lower()
     layout["sequence_parallel"] = stated in YES if stated in YES | NO else year >= FLASH_YEAR

@@ -120,11 +120,19 @@ FAMILIES = (
         frameworks=("hf-accelerate",),
         # Layers of plain PyTorch: norms, rotary embedding and residuals are dozens of passes, some of them in fp32.
         start=TimeCoefficients(
-            hidden_passes=400.0, ffn_passes=40.0, optimizer_passes=60.0, layer_launch_s=3.5e-3, launch_again=0.8
+            # Measured on an H200 (benchmarks/h200-landscapes-2026-11-17.csv), as all of these.
+            hidden_passes=700.0,
+            ffn_passes=50.0,
+            # Eager attention scales, masks and casts scores to fp32 for the softmax and back, each a pass of its own.
+            score_passes=90.0,
+            optimizer_passes=75.0,
+            layer_launch_s=3.3e-3,
+            launch_again=0.9,
         ),
         fitted={name: 2 * prior for name, prior in DENSE.items() if "slow" not in name}
-        | dict.fromkeys(("hidden_passes", "ffn_passes", "logit_passes"), LAUNCH)
-        | {"layer_launch_s": LAUNCH, "launch_again": 0.25},
+        | dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes"), LAUNCH)
+        # Sequences of 2,048 hardly show how fast the attention kernel is.
+        | {"attention_efficiency": EFFICIENCY, "layer_launch_s": LAUNCH, "launch_again": 0.25},
     ),
     TimeFamily(
         name="megatron-local",

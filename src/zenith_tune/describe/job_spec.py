@@ -40,6 +40,8 @@ class JobSpec:
     """Whether weights are kept in fp8 where the optimizer is sharded (--fp8-param-gather), and in nothing beside it."""
     imbalance: float = 0.0
     """Standard deviation of the loads of experts over their mean; 0 is balanced routing, with which studies measure."""
+    new_shapes: float = 0.0
+    """Share of micro-batches of a shape that the process has not met yet: 1 where samples are of many lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

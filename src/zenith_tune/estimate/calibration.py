@@ -86,6 +86,8 @@ class TimeCoefficients:
     """Bytes moved per parameter that a rank updates."""
     step_overhead_s: float = 5.0e-3
     """What a step costs besides: data, logging, clipping."""
+    shape_s: float = 0.15
+    """What the host takes for the first micro-batch of each shape (benchmarks/h200-loops-2026-11-17.csv)."""
     handover_exposed: float = 0.3
     """Share of the messages between the chunks of an interleaved pipeline that no computation hides."""
     handover_wait_s: float = 0.0
@@ -177,12 +179,17 @@ def precision_class(precision: str) -> str:
 
     >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
     ('mxfp8', 'fp4', 'bf16', 'fp8')
+
+    Scales for every row take passes of their own, so that they may be no faster than bf16.
+
+    >>> precision_class("float8 rowwise")
+    'fp8-rowwise'
     """
     text = precision.lower()
     if "fp4" in text:
         return "fp4"
     if "fp8" in text or "float8" in text:
-        return "mxfp8" if "mx" in text else "fp8"
+        return "mxfp8" if "mx" in text else "fp8-rowwise" if "rowwise" in text else "fp8"
     return "bf16"
 
 

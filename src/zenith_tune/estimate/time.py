@@ -64,7 +64,7 @@ def estimate_time(
     """Estimate the step time of every layout."""
     w, c = workload, coefficients
     loads = stage_loads(w, layouts, framework)
-    layer, host = _layer(w, machine, layouts, c)
+    layer, host = _layer(w, machine, layouts, framework, c)
     head_s = head_time(w, machine, layouts, c)
     m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
     # The layers that predict further tokens stand behind the last one.
@@ -81,9 +81,10 @@ def estimate_time(
     params = local_params(w, layouts, loads.fullest)
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s, w.trained_share)
     parts["optimizer"] = optimizer_time(w, params, machine, layouts, c)
-    parts["overhead"] = parts["overhead"] + c.step_overhead_s
+    shapes_s = m * w.new_shapes * c.shape_s
+    parts["overhead"] = parts["overhead"] + c.step_overhead_s + shapes_s
     step_s = sum(parts.values(), start=np.zeros(len(layouts)))
-    host_share = host * (pipeline_s - m * head_s / layouts.pp) / step_s
+    host_share = (host * (pipeline_s - m * head_s / layouts.pp) + shapes_s) / step_s
     return TimeEstimate(step_s, parts, host_share, _expert_share(w, layouts))
 
 
@@ -92,7 +93,7 @@ def _expert_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
 
 
 def _layer(
-    workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients
+    workload: Workload, machine: Machine, layouts: LayoutBatch, framework: FrameworkSpec, c: TimeCoefficients
 ) -> tuple[dict[str, FloatArray], FloatArray]:
     """Return the seconds of an average layer per micro-batch by cause, and how far the host decides them."""
     w, moe = workload, workload.num_moe_layers / workload.num_layers
@@ -102,7 +103,7 @@ def _layer(
     context = context_time(w, machine, layouts, c, time.attention_s)
     experts = moe * expert_exchange_time(w, machine, layouts, c)
     again = recomputed_share(w, layouts)
-    recompute = _recompute(w, layouts, again, compute + tensor + experts, time)
+    recompute = _recompute(w, layouts, framework, again, compute + tensor + experts, time)
     work = compute + tensor + context + experts + recompute
     floor = launch_time(w, machine, layouts, c) * (1 + c.launch_again * again)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
@@ -117,10 +118,17 @@ def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
     return mean
 
 
-def _recompute(w: Workload, layouts: LayoutBatch, again: FloatArray, work: FloatArray, time: LayerTime) -> FloatArray:
-    """Return the seconds of the forward passes that run twice: of whole layers, or of the attention kernel alone."""
+def _recompute(
+    w: Workload, layouts: LayoutBatch, framework: FrameworkSpec, again: FloatArray, work: FloatArray, time: LayerTime
+) -> FloatArray:
+    """Return the seconds of the forward passes that run twice: of whole layers, or of what selective leaves out."""
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
-    seconds: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * time.attention_s
+    if framework.selective_share:
+        # The attention's output is kept: it is the costliest to compute.
+        left_out = (1 - framework.selective_share) * (work - time.attention_s)
+    else:
+        left_out = time.attention_s
+    seconds: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * left_out
     return seconds
 
 
@@ -217,7 +225,7 @@ def stage_time(
     stage = Stage.of(w, layouts, framework, rank)
     time, again = layer_time(w, machine, layouts, c), recomputed_share(w, layouts)
     compute = _mean_compute(w, time)
-    work = compute + _recompute(w, layouts, again, compute, time)
+    work = compute + _recompute(w, layouts, framework, again, compute, time)
     floor = _host_time(w, layouts, c) * (1 + c.launch_again * again)
     layer_s, host = joint_time(work, floor)
     head_s = stage.is_last * head_time(w, machine, layouts, c)

@@ -74,6 +74,8 @@ class Workload:
     """As in JobSpec."""
     imbalance: Number = 0.0
     """As in JobSpec; 0 of a dense model."""
+    new_shapes: Number = 0.0
+    """As in JobSpec."""
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
@@ -88,6 +90,7 @@ class Workload:
             "narrow": is_narrow(job.precision),
             "gathers_fp8": job.gathers_fp8,
             "imbalance": job.imbalance if model.num_experts else 0.0,
+            "new_shapes": job.new_shapes,
         }
         values |= {field.name: getattr(model, field.name) for field in fields(cls) if field.name not in values}
         return cls(**{name: float(value) for name, value in values.items()})

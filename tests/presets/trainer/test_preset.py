@@ -186,6 +186,19 @@ def test_the_live_model_is_planned_and_so_is_one_that_is_trained_in_part() -> No
     assert (subject.model.trained_share, part.subject(OPTIONS).model.trained_share) == (1.0, 4096 / 90_432)
 
 
+def test_batches_of_many_lengths_are_planned_with_what_the_first_of_each_takes() -> None:
+    line = run(samples=8)
+    num_steps = line.count('"passes": 1')
+    equal, varied = bound(), bound()
+    equal.read_baseline(line.replace('"passes": 1', '"passes": 1, "sequence": 32') + model_event())
+    for number in range(num_steps):
+        line = line.replace('"passes": 1,', f'"passes": 1 , "sequence": {32 - number},', 1)
+    notes = varied.read_baseline(line + model_event())
+    shares = [preset.subject(OPTIONS).job.new_shapes for preset in (equal, varied)]
+    assert num_steps > 2 and shares == [0.0, 1.0]
+    assert any("pad_to_multiple_of" in note for note in notes)
+
+
 def test_a_sharded_trainer_is_searched_without_a_plan() -> None:
     preset = bound(model="llama3-8b", seq=2048, cluster="h100x2")
     assert preset.subject(OPTIONS).model.num_layers == 32

@@ -156,6 +156,12 @@ class TrainerRun(AccelerateRun):
         return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise, longest=longest)
 
     @property
+    def new_shapes(self) -> float:
+        """Share of the updates that brought a length of batches, padding included, that none before had."""
+        lengths = [step.sequence for _, step in self.timed if step.sequence is not None]
+        return (len(set(lengths)) - 1) / (len(lengths) - 1) if len(lengths) > 1 else 0.0
+
+    @property
     def mean_tokens(self) -> float | None:
         """Tokens of an update that are no padding, on average; None where a step does not tell."""
         counts = [step.tokens for _, step in self.timed if step.tokens is not None]

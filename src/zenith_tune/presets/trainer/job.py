@@ -34,6 +34,8 @@ DEFAULTS: dict[str, Value] = {MICRO_BATCH: 8, ACCUMULATION: 1, CHECKPOINTING: Fa
 """Those of TrainingArguments."""
 ALL_GPUS = ("gpu", "auto")
 """What torchrun takes in place of a number."""
+MANY_SHAPES = 0.5
+"""Share of updates of a length of their own above which that is worth a note."""
 
 
 class Carrier(StrEnum):
@@ -77,6 +79,8 @@ class TrainerJob:
     passes: int | None = None
     tokens: float | None = None
     """Of an update, without padding, on average; None where it is not known."""
+    new_shapes: float = 0.0
+    """Share of updates of a length of their own, as it was seen; the first micro-batch of a shape is slow."""
     precision: str = "fp32"
     seq_len: int | None = None
     gpu: str | None = None
@@ -206,6 +210,7 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
         samples=run.samples,
         passes=run.usual_passes or None,
         tokens=run.mean_tokens,
+        new_shapes=run.new_shapes,
         precision=run.precision if run.precision in ("bf16", "fp16", "fp8") else "fp32",
         seq_len=job.seq_len or run.seq_len,
         gpu=run.model.gpu if run.model else None,
@@ -227,4 +232,9 @@ def live_notes(job: TrainerJob) -> list[str]:
     if not job.is_plain:
         name = WRAPPER_NAMES[str(job.wrapper)]
         notes.append(f"the Trainer runs {name}: its own options stay as they are, and layouts are not planned")
+    if job.new_shapes > MANY_SHAPES:
+        notes.append(
+            "batches are of many lengths: the first of each length takes the host longer, which a trial meets in most"
+            " updates and a long training in few; padding to a multiple (pad_to_multiple_of) makes them fewer"
+        )
     return notes

@@ -355,7 +355,12 @@ class TrainerPreset(TuningPreset):
         return PlanSubject(
             model=model,
             cluster=seen_cluster(self.cluster, job.num_processes, self.topology, job.gpu),
-            job=JobSpec(seq_len=seq_len, framework=load_framework(FRAMEWORK), precision=job.precision),
+            job=JobSpec(
+                seq_len=seq_len,
+                framework=load_framework(FRAMEWORK),
+                precision=job.precision,
+                new_shapes=job.new_shapes,
+            ),
         )
 
 
