@@ -1,9 +1,4 @@
-"""SMAC: a random forest over the axes, asked for one layout at a time.
-
-Its facade for hyperparameter optimization as it comes, but for two numbers that its documentation offers: ten layouts to
-begin with, not ten for each axis, which would be the whole search here, and a thousand random challengers, not ten
-thousand, because no box has as many points.
-"""
+"""SMAC: a random forest over the axes, asked for one layout at a time."""
 
 from __future__ import annotations
 
@@ -23,12 +18,17 @@ except ImportError:
     raise TunerError("tuner smac needs SMAC: pip install 'layoutbench[smac]'") from None
 
 NUM_FIRST, NUM_CHALLENGERS = 10, 1000
+"""By default ten for each axis, which would be the whole search here, and 10,000: no landscape has as many points."""
 
 
 class Smac:
     """Ask SMAC3's facade for hyperparameter optimization; the layout nearest to what it suggests is tried."""
 
     endless = True
+    settings = (
+        f"SMAC's HyperparameterOptimizationFacade with its defaults, but for {NUM_FIRST} configurations of the initial "
+        f"design (default: 10 per axis) and {NUM_CHALLENGERS:,} challengers (default: 10,000)"
+    )
 
     def __init__(self, problem: Problem, seed: int) -> None:
         logging.getLogger("smac").setLevel(logging.ERROR)
