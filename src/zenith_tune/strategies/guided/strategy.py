@@ -153,7 +153,7 @@ class _Search:
     def _settle_other_axes(self, eval_fn: EvalFunction) -> None:
         """Try other values of what no layout has, one parameter at a time, on the layout that won.
 
-        Nothing is predicted of them: each is expected to be as fast as the best, and has a trial where a gain would pay.
+        Nothing is predicted of them: each is expected to be as fast as the best, and is tried where a gain would pay.
         """
         from zenith_tune.strategies.guided.acquisition import Proposal
 
