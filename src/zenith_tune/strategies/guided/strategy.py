@@ -174,8 +174,9 @@ class _Search:
                 trial = eval_fn.run(point, why)
                 log_step = self._observer.log_step(index, trial) if trial.ok else None
                 self._beside.append((pick, trial, log_step))
-                is_allowed = log_step is not None and not self._observer.is_over_limit(trial)
-                if is_allowed and log_step < self.picker.best_log_step:
+                if self._observer.is_over_limit(trial):
+                    continue
+                if log_step is not None and log_step < self.picker.best_log_step:
                     best, self.picker.best_log_step = point, log_step
 
     def keep(self) -> None:
