@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from layoutbench.protocol import Params, Problem, Result
 from layoutbench.runner import TunerError
@@ -62,5 +63,6 @@ class Smac:
 
     def tell(self, params: Params, result: Result) -> None:
         """Tell SMAC how the layout ran that was tried in place of its suggestion, which waits for its own result."""
+        cost = math.exp(self._box.value(result))  # the facade takes the logarithm itself
         if self._asked is not None:
-            self._smac.tell(self._asked, TrialValue(cost=self._box.value(result), time=result.cost_s))
+            self._smac.tell(self._asked, TrialValue(cost=cost, time=result.cost_s))
