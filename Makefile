@@ -50,12 +50,10 @@ scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitt
 replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and write benchmarks/replay.md and its plot
 	$(BIN)/python benchmarks/replay.py
 
-# Needs the packages of these tuners: pip install './layoutbench[optuna,boosted,deepspeed]'. SMAC can be added; it takes
-# minutes of a core for each landscape.
-TUNERS ?= random grid optuna-tpe optuna-gp optuna-cmaes boosted-ranker deepspeed-grid deepspeed-model \
+TUNERS ?= random grid optuna-tpe optuna-gp optuna-cmaes smac boosted-ranker deepspeed-grid deepspeed-model \
 	two-stage-heuristic=layoutbench_zenith:TwoStageHeuristic \
 	zenithtune-guided=layoutbench_zenith:Guided zenithtune-uncalibrated=layoutbench_zenith:GuidedUncalibrated
-leaderboard: $(VENV)/.base  ## run every tuner on LayoutBench's landscapes, and write benchmarks/layoutbench-DATE.md, .html, .json
+leaderboard: $(VENV)/.dev  ## run every tuner on LayoutBench's landscapes, and write benchmarks/layoutbench-DATE.md, .html, .json
 	$(BIN)/layoutbench build --output build/landscapes
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/layoutbench run $(addprefix --tuner ,$(TUNERS)) --seeds 3 --trials 50 \
 		--landscapes layoutbench/src/layoutbench/landscapes --landscapes build/landscapes --jobs $$(nproc) --output build/layoutbench.json
@@ -71,7 +69,7 @@ $(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 
 $(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e '.[dev,engines]' -e './layoutbench[optuna,boosted,syne-tune]'
+	$(PIP) install -e '.[dev,engines]' -e './layoutbench[optuna,smac,boosted,deepspeed,syne-tune]'
 	touch $@ $(VENV)/.base
 
 clean:

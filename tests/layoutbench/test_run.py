@@ -28,12 +28,16 @@ from layoutbench.tuners import BUILT_IN
 from layoutbench.tuners.plain import Listed
 from tests.conftest import ROOT
 from tests.layoutbench.standin import BEST, content
+from tests.probe.rank_script import is_alive
 from tests.requirements import need_module
+from tests.serve.served import wait_until
+from tests.started_processes import start_process
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 TUNER = """
 class Upwards:
+    settings = "stops after four crashes"
     def __init__(self, problem, seed):
         self.left = sorted(problem.layouts, key=lambda params: params["tp"] * params["mbs"])
         self.failed = 0
@@ -69,6 +73,8 @@ def test_a_tuner_of_ten_lines_is_run_and_stands_on_the_leaderboard(folder: Path)
     assert mine["crash_gpu_seconds_to_1pct"]["mean"] == 4 * 5 and mine["regret_after_1"]["mean"] == 1.0
     assert mine["trials_until_stop"]["mean"] == 12
     assert "trials_until_stop" not in result["scores"]["random"]
+    assert result["settings"] == {"mine": "stops after four crashes"}
+    assert "mine: stops after four crashes" in Path("board-2026.01.md").read_text()
     assert {"mine", "random"} <= set(Path("board-2026.01.md").read_text().replace("|", " ").split())
     page = _Page(Path("board-2026.01.html").read_text())
     assert page.tags.count("svg") == 2 and not page.loads
@@ -258,21 +264,61 @@ def test_an_interval_holds_the_mean_and_narrows_with_more_landscapes() -> None:
 
 
 QUICK = ("random", "grid", "optuna-tpe")
+PACKAGES = {
+    "optuna-gp": ("scipy", "torch"),
+    "optuna-cmaes": ("cmaes",),
+    "smac": ("smac",),
+    "boosted-ranker": ("sklearn",),
+    "deepspeed-grid": ("deepspeed", "xgboost"),
+    "deepspeed-model": ("deepspeed", "xgboost"),
+}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in BUILT_IN]
 )
-def test_a_tuner_finds_the_best_layout_or_says_what_to_install(name: str) -> None:
+def test_a_tuner_finds_the_best_layout(name: str) -> None:
+    for package in PACKAGES.get(name, ()):
+        need_module(name, package)
     landscape = parse_landscape(content())
     others = [parse_landscape(content(name="larger", model={"name": "toy", "layers": 4, "hidden": 64, "heads": 4}))]
-    try:
-        record = run_tuner(name, load_tuner(name), landscape, 0, others=others)
-    except TunerError as error:
-        assert "pip install" in str(error)
-        return
+    record = run_tuner(name, load_tuner(name), landscape, 0, others=others)
     assert min(record.regrets) == 0 or record.stopped
     assert record.num_free == 0 and len(record.regrets) > 5
+
+
+@pytest.mark.parametrize("name", sorted({*BUILT_IN} - {"random", "grid"}))
+def test_a_tuner_whose_package_is_missing_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = BUILT_IN[name].partition(":")[0]
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for package in ("optuna", "ConfigSpace", "sklearn.ensemble", "xgboost"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(TunerError, match="pip install"):
+        load_tuner(name)
+
+
+WAITING = """
+import os, time
+from pathlib import Path
+class Waiting:
+    def __init__(self, problem, seed):
+        Path(f"worker-{os.getpid()}").touch()
+        time.sleep(500)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_started_them(folder: Path) -> None:
+    (folder / "waiting_tuner.py").write_text(WAITING)
+    command = "from layoutbench.cli import main; main()"
+    run = ["run", "--tuner", "waiting_tuner:Waiting", "--landscapes", "landscapes", "--jobs", "2"]
+    parent = start_process([sys.executable, "-c", command, *run], cwd=folder)
+    wait_until(lambda: bool([*folder.glob("worker-*")]))
+    (worker,) = (int(path.name.partition("-")[2]) for path in folder.glob("worker-*"))
+    assert is_alive(worker)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not is_alive(worker))
 
 
 def test_the_core_needs_numpy_alone() -> None:

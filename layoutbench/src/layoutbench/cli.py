@@ -14,7 +14,7 @@ from layoutbench.build import build
 from layoutbench.export import export_csv, export_syne_tune
 from layoutbench.landscape import SHIPPED, Landscape, LandscapeError, load_landscapes
 from layoutbench.leaderboard import html_page, markdown, merged, read_result, result_of, write_result
-from layoutbench.runner import MOST_TRIALS, TunerError, load_tuner, run_all
+from layoutbench.runner import MOST_TRIALS, TunerError, label, load_tuner, run_all
 from layoutbench.tuners import BUILT_IN
 
 
@@ -96,8 +96,8 @@ def _run(options: argparse.Namespace) -> None:
     landscapes = _landscapes(options)
     # Sealed landscapes are no training data either: a tuner that saw them could give them away.
     train = load_landscapes(options.train or [SHIPPED]) if options.train or options.sealed else None
-    for name in options.tuner:
-        load_tuner(name)
+    factories = {label(name): load_tuner(name) for name in options.tuner}
+    settings = {name: text for name, factory in factories.items() if (text := getattr(factory, "settings", ""))}
     records = run_all(
         options.tuner,
         landscapes,
@@ -108,7 +108,14 @@ def _run(options: argparse.Namespace) -> None:
         sealed=options.sealed,
         said=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    result = result_of(records, landscapes, seeds=options.seeds, most_trials=options.trials, sealed=options.sealed)
+    result = result_of(
+        records,
+        landscapes,
+        seeds=options.seeds,
+        most_trials=options.trials,
+        settings=settings,
+        sealed=options.sealed,
+    )
     if options.output is not None:
         write_result(result, options.output)
     else:

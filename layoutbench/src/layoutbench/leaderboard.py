@@ -24,7 +24,7 @@ PACKAGES = {
     "optuna": ("optuna", "cmaes"),
     "smac": ("smac",),
     "boosted": ("scikit-learn",),
-    "deepspeed": ("deepspeed", "xgboost"),
+    "deepspeed": ("deepspeed", "xgboost", "xgboost-cpu"),
     "zenithtune": ("zenith-tune",),
 }
 """By how the names of tuners begin: packages whose versions matter."""
@@ -51,13 +51,23 @@ the landscape. The last three columns are of tuners that stop by themselves."""
 
 
 def result_of(
-    records: Sequence[Record], landscapes: Sequence[Landscape], *, seeds: int, most_trials: int, sealed: bool = False
+    records: Sequence[Record],
+    landscapes: Sequence[Landscape],
+    *,
+    seeds: int,
+    most_trials: int,
+    settings: Mapping[str, str],
+    sealed: bool = False,
 ) -> dict[str, Any]:
-    """Return what is written of a run; of sealed landscapes nothing but their number and the scores."""
+    """Return what is written of a run; of sealed landscapes nothing but their number and the scores.
+
+    `settings` has what tuners say of their own.
+    """
     result: dict[str, Any] = {
         "format": RESULT,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": _versions(record.tuner for record in records),
+        "settings": dict(settings),
         "seeds": seeds,
         "most_trials": most_trials,
         "sealed": sealed,
@@ -93,7 +103,8 @@ def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores = all_scores([_record(record) for record in records])
     stated = {name: number for result in results for name, number in result["versions"].items()}
     versions = {name: stated[name] for name in _packages(scores) if name in stated}
-    return {**results[-1], "versions": versions, "records": records, "scores": scores}
+    settings = {name: text for result in results for name, text in result.get("settings", {}).items()}
+    return {**results[-1], "versions": versions, "settings": settings, "records": records, "scores": scores}
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -121,7 +132,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     """Return the leaderboard as a page of markdown."""
     head, rows = _table(result)
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    parts = ["# LayoutBench leaderboard", _origin(result), ABOUT, "\n".join(lines), *_left_out(result)]
+    parts = ["# LayoutBench leaderboard", _origin(result), ABOUT, "\n".join(lines), *_notes(result)]
     if "landscapes" in result:
         parts += ["## Landscapes", "\n".join(f"- {line}" for line in _sources(result))]
     return "\n\n".join(parts) + "\n"
@@ -138,7 +149,7 @@ def html_page(result: Mapping[str, Any]) -> str:
         + "</tr>\n"
         for row in rows
     )
-    paragraphs = "".join(f"<p>{escape(text)}</p>\n" for text in (_origin(result), ABOUT, *_left_out(result)))
+    paragraphs = "".join(f"<p>{escape(text)}</p>\n" for text in (_origin(result), ABOUT, *_notes(result)))
     sources = "".join(f"<li>{escape(line)}</li>\n" for line in _sources(result)) if "landscapes" in result else ""
     landscapes = f"<h2>Landscapes</h2>\n<ul>{sources}</ul>\n" if sources else ""
     return (
@@ -197,8 +208,8 @@ def _origin(result: Mapping[str, Any]) -> str:
     )
 
 
-def _left_out(result: Mapping[str, Any]) -> list[str]:
-    lines = []
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    lines = [f"{name}: {text}." for name, text in result.get("settings", {}).items()]
     for name, found in result["scores"].items():
         cannot = found["cannot_search"]
         number = cannot if isinstance(cannot, int) else len(cannot)

@@ -6,12 +6,14 @@ import contextlib
 import importlib
 import io
 import math
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +168,7 @@ def run_all(
     with contextlib.ExitStack() as stack:
         if jobs > 1:
             context = get_context("spawn")  # a fork of a process with threads, as torch starts them, can hang
-            pool = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=context))
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent))
             results: Iterable[list[Record]] = pool.map(one, tasks)
         else:
             results = map(one, tasks)
@@ -174,6 +176,18 @@ def run_all(
             records += found
             said(f"{name} on {'a sealed landscape' if sealed else landscape.name}")
     return records
+
+
+def _end_with_parent() -> None:
+    """Let a worker end with the process that started it: one that is killed has no chance to end its workers."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _run_seeds(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +17,7 @@ from zenith_tune.strategies.base import StrategyRegistry, TunedJob
 from zenith_tune.strategies.guided.learned import learned_path
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.budget import Training
-from zenith_tune.study.parameters import Direction, Parameter, Value
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.testing import ScriptedTrials, StrategyContract
 
@@ -206,3 +208,53 @@ def test_layouts_that_are_all_alike_against_the_prediction_end_the_study(
     assert 3 <= len(trials.points) <= 6
     assert job.subject is not None and (path := learned_path(job.subject)) is not None
     assert not path.exists(), "nothing is learned from it"
+
+
+class OtherAxes(WorldTrials):
+    """Answer from a world in which two parameters matter that no layout has, each by itself."""
+
+    FACTORS: Mapping[str, Mapping[Value, float]] = {
+        "schedule": {"1f1b": 1.0, "zero-bubble": 0.9, "gpipe": 1.2},
+        "kernel": {"plain": 1.0, "fused": 0.95},
+    }
+
+    def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
+        trial = super().run({name: params[name] for name in worlds.SPACE}, why)
+        self.points[-1] = dict(params)
+        factor = math.prod(choices[params[name]] for name, choices in self.FACTORS.items())
+        step_s = None if trial.step_s is None else trial.step_s * factor
+        return replace(trial, params=params, value=step_s, step_s=step_s)
+
+
+def other_axes(training: Training) -> tuple[GuidedStrategy, OtherAxes]:
+    """Return a search where each layout has six points, and its trials."""
+    others = [
+        dict(zip(OtherAxes.FACTORS, values, strict=True)) for values in itertools.product(*OtherAxes.FACTORS.values())
+    ]
+    every = [{**point, **other} for point in worlds.points() for other in others]
+    strategy, trials = GuidedStrategy(learn=False), OtherAxes()
+    strategy.prepare(replace(worlds.job(), points=lambda: every, training=training))
+    space = {name: CategoricalParameter([*choices]) for name, choices in OtherAxes.FACTORS.items()}
+    strategy.optimize(trials, worlds.SPACE | space, Direction.MINIMIZE)
+    return strategy, trials
+
+
+def test_parameters_that_no_layout_has_are_tried_on_the_layout_that_won() -> None:
+    strategy, trials = other_axes(Training())
+    plain = asked(prepared())
+    first = {name: next(iter(choices)) for name, choices in OtherAxes.FACTORS.items()}
+    assert trials.points[: len(plain.points)] == [{**point, **first} for point in plain.points]
+    best = min(plain.points, key=lambda point: VALUES[tuple(point.values())].value or math.inf)
+    assert trials.points[len(plain.points) :] == [
+        {**best, "schedule": "zero-bubble", "kernel": "plain"},
+        {**best, "schedule": "gpipe", "kernel": "plain"},
+        {**best, "schedule": "zero-bubble", "kernel": "fused"},
+    ]
+    findings = strategy.findings()
+    assert findings is not None and len(findings.rows) == len(trials.points)
+
+
+def test_what_no_layout_has_is_not_tried_where_a_gain_would_not_pay_for_the_trial() -> None:
+    _, trials = other_axes(Training(hours=1.0))
+    first = {name: next(iter(choices)) for name, choices in OtherAxes.FACTORS.items()}
+    assert all({**point, **first} == point for point in trials.points)

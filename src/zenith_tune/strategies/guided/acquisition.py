@@ -139,6 +139,11 @@ class Acquisition:
         index = int(np.argmax(np.where(open_, saved / cost, -1.0)))
         return Outlook(saved_s=float(saved[index]), cost_s=float(cost[index]))
 
+    def is_worth_a_look(self) -> bool:
+        """Tell whether the least gain that counts would save more than a trial of the best layout takes."""
+        cost = self.cost.expected_s(np.array([self.best_log_step]), np.ones(1))
+        return LEAST_GAIN * self.training_s() > float(cost[0])
+
     def training_s(self) -> float:
         """Return how long the training takes with the best layout so far."""
         return self.training.seconds(math.exp(self.best_log_step))

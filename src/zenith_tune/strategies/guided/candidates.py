@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -21,11 +21,13 @@ MAX_CANDIDATES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Hold layouts and their points; points that differ in nothing that a layout has are one run under two names."""
+    """Hold layouts and their points, of which the first stands for those that differ in nothing that a layout has."""
 
     batch: LayoutBatch
     point: Callable[[int], Params]
     """The point that stands for a row."""
+    points: Callable[[int], Sequence[Params]] = lambda row: ()
+    """Every point of a row's layout, where points are known one by one: they may differ in what no layout has."""
 
     @classmethod
     def of_job(cls, job: TunedJob, *, has_experts: bool = True) -> Candidates | None:
@@ -47,15 +49,19 @@ class Candidates:
 def _of_points(
     points: Iterable[Params], layout_of: Callable[[Mapping[str, Value]], Layout | None], has_experts: bool
 ) -> Candidates | None:
-    found: dict[Layout, Params] = {}
+    found: dict[Layout, list[Params]] = {}
+    firsts: dict[Layout, Layout] = {}
     for point in points:
         layout = layout_of(point)
         if layout is None:
             continue
-        found.setdefault(layout if has_experts else replace(layout, ep=1, etp=1), point)
+        key = layout if has_experts else replace(layout, ep=1, etp=1)
+        if firsts.setdefault(key, layout) == layout:
+            found.setdefault(key, []).append(point)
         if len(found) >= MAX_CANDIDATES:
             break
-    return Candidates(batch_of([*found]), [*found.values()].__getitem__) if found else None
+    groups = [*found.values()]
+    return Candidates(batch_of([*found]), lambda row: groups[row][0], groups.__getitem__) if found else None
 
 
 def _of_tables(tables: Iterable[tuple[LayoutBatch, PointTable]], has_experts: bool) -> Candidates | None:

@@ -135,10 +135,14 @@ class TrialObserver:
             self._offset = float(self._picker.time.mean[index]) - pace
         return pace + self._offset
 
+    def is_over_limit(self, trial: Trial) -> bool:
+        """Tell whether a trial took more memory than it may."""
+        return (trial.peak_memory_bytes or 0) > self._limit
+
     def _observe_success(self, index: int, trial: Trial) -> None:
         picker, log_step = self._picker, self.log_step(index, trial)
         log_share = float(picker.prior.log_memory[index])
-        is_over = bool(trial.peak_memory_bytes) and (trial.peak_memory_bytes or 0) > self._limit
+        is_over = self.is_over_limit(trial)
         if trial.peak_memory_bytes:
             log_share = math.log((trial.peak_memory_bytes + self._beside(index)) / self._limit)
             picker.memory.observe_peak(index, log_share)

@@ -127,6 +127,8 @@ class _Search:
         limit = min(job.memory_limit_bytes or capacity, capacity)
         self._observer: TrialObserver = TrialObserver(self.picker, direction, limit)
         self._tried: list[tuple[Proposal, Trial, float | None]] = []
+        self._beside: list[tuple[Proposal, Trial, float | None]] = []
+        """Trials of what no layout has, from which nothing is learned of layouts."""
         self._is_over = False
         self._learn_baseline()
         name, cluster = job.subject.model.name, job.subject.cluster.name
@@ -145,7 +147,37 @@ class _Search:
                 under_way.wait()
             else:
                 break
+        self._settle_other_axes(eval_fn)
         self._is_over = True
+
+    def _settle_other_axes(self, eval_fn: EvalFunction) -> None:
+        """Try other values of what no layout has, one parameter at a time, on the layout that won.
+
+        Nothing is predicted of them: each is expected to be as fast as the best, and is tried where a gain would pay.
+        """
+        from zenith_tune.strategies.guided.acquisition import Proposal
+
+        index = self.picker.best
+        if index is None:
+            return
+        twins, own = self.candidates.points(index), self._job.own_point()
+        was_own = any(trial.is_baseline and pick.index == index for pick, trial, _ in self._tried)
+        best = own if was_own and own is not None and own in twins else self.candidates.point(index)
+        for name in best:
+            for point in [twin for twin in twins if twin != best and {**twin, name: best[name]} == best]:
+                if not self.picker.is_worth_a_look():
+                    return
+                why = (
+                    f"{name}={point[name]} in place of {best[name]} on the fastest layout: its effect is not predicted"
+                )
+                pick = Proposal(index=index, why=why, expected_s=math.exp(self.picker.best_log_step))
+                trial = eval_fn.run(point, why)
+                log_step = self._observer.log_step(index, trial) if trial.ok else None
+                self._beside.append((pick, trial, log_step))
+                if self._observer.is_over_limit(trial):
+                    continue
+                if log_step is not None and log_step < self.picker.best_log_step:
+                    best, self.picker.best_log_step = point, log_step
 
     def keep(self) -> None:
         """Keep what was learned for the next study on this machine."""
@@ -178,10 +210,8 @@ class _Search:
 
     def findings(self) -> Findings:
         """Return predicted against measured."""
-        prior = self.picker.prior
-        rows = [
-            review_row(prior, pick.index, pick.expected_s, log_step, trial) for pick, trial, log_step in self._tried
-        ]
+        prior, every = self.picker.prior, [*self._tried, *self._beside]
+        rows = [review_row(prior, pick.index, pick.expected_s, log_step, trial) for pick, trial, log_step in every]
         measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
         errors = [math.expm1(log_step - math.log(expected_s)) for expected_s, log_step in measured]
         lines = [mean_error(errors)]
@@ -194,7 +224,7 @@ class _Search:
             lines=tuple(lines),
             predictions={
                 trial.number: Prediction(step_s=pick.expected_s, by=EXPECTED_BY)
-                for pick, trial, _ in self._tried
+                for pick, trial, _ in every
                 if trial.number is not None and math.isfinite(pick.expected_s)
             },
         )
