@@ -209,7 +209,7 @@ def _steps(shape: Shape, layout: dict[str, Any], device: torch.device) -> list[f
     return found[NUM_WARM_UP:]
 
 
-class _Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+class _Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]
     """Random samples: of one length, of half of it but for the first of a micro-batch, or of many lengths."""
 
     def __init__(self, shape: Shape, layout: dict[str, Any]) -> None:
@@ -236,7 +236,7 @@ def _padded(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     }
 
 
-class _Clock(TrainerCallback):
+class _Clock(TrainerCallback):  # type: ignore[misc]
     """Note when each update ends."""
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _Clock(TrainerCallback):
         self.ends.append(time.perf_counter())
 
 
-class _InOrder(Trainer):
+class _InOrder(Trainer):  # type: ignore[misc]
     def _get_train_sampler(self, *_: Any) -> torch.utils.data.SequentialSampler:
         return torch.utils.data.SequentialSampler(self.train_dataset)
 

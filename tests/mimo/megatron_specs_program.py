@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 import zlib
@@ -102,4 +103,4 @@ def losses(layout_name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: run_world(2, lambda name=name: losses(name))[0]["losses"] for name in LAYOUTS}))
+    print(json.dumps({name: run_world(2, functools.partial(losses, name))[0]["losses"] for name in LAYOUTS}))
