@@ -59,7 +59,7 @@ def test_state_dicts_are_keyed_by_module_and_a_scaled_loss_is_unscaled(run_progr
 
 
 def test_more_than_one_instance_of_the_distributed_optimizer_is_refused(
-    start: Callable[..., subprocess.CompletedProcess[str]],
+    start_warm: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     code = (
         "from zenith_tune.mimo.optimizer import get_mimo_optimizer\n"
@@ -67,4 +67,4 @@ def test_more_than_one_instance_of_the_distributed_optimizer_is_refused(
         "try: get_mimo_optimizer(None, OptimizerConfig(num_distributed_optimizer_instances=2))\n"
         "except ValueError as error: print(error)"
     )
-    assert mentions(start("-c", code).stdout, "num_distributed_optimizer_instances", 1, 2)
+    assert mentions(start_warm("-c", code).stdout, "num_distributed_optimizer_instances", 1, 2)

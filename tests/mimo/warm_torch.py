@@ -99,6 +99,8 @@ def _run(words: list[str]) -> int:
         if words[0] == "-m":
             sys.argv = words[1:]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            exec(words[1], {"__name__": "__main__"})
         else:
             sys.argv = words
             runpy.run_path(words[0], run_name="__main__")
