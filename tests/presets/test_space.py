@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.space import SpacePreset, parse_axis
+from zenith_tune.presets.step_hook import StepWatch
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
 from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
@@ -124,7 +126,50 @@ def test_few_points_are_all_tried(space: str, kind: type) -> None:
     assert type(SpacePreset(space=space).get_recommended_strategy()) is kind
 
 
-def test_a_space_without_an_objective_asks_for_one() -> None:
+OPTIMIZER = """
+hooks = []
+def register_optimizer_step_post_hook(hook): hooks.append(hook)
+class Optimizer:
+    def step(self):
+        for hook in hooks: hook(self, (), {})
+"""
+PLAIN = """
+import sys, time, torch
+from torch.optim.optimizer import Optimizer
+size = int(sys.argv[sys.argv.index("--bs") + 1])
+mine, other = Optimizer(), Optimizer()
+for _ in range(12):
+    time.sleep(0.2 / size)
+    mine.step()
+    other.step()
+"""
+
+
+def test_steps_of_a_program_that_no_framework_describes_are_measured(zenithtune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "torch" / "optim").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    (tmp_path / "torch" / "optim" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "optim" / "optimizer.py").write_text(OPTIMIZER)
+    (tmp_path / "train.py").write_text(PLAIN)
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
+    command = (sys.executable, str(tmp_path / "train.py"), "--bs", "1")
+    done = zenithtune("optimize", *options, "--space", "bs=1,20", "--", *command)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
+    assert study["best"]["parameters"] == {"bs": 20} and study["best"]["unit"] == "s"
+    assert study["trials"][0]["value"] >= 0.2 > study["best"]["value"], "the steps of one optimizer count"
+    assert study["best_command"].endswith("--bs 20") and "hook" not in study["best_command"]
+
+
+def test_other_ranks_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank, count in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        hooks: list[object] = []
+        StepWatch().install(SimpleNamespace(register_optimizer_step_post_hook=hooks.append))
+        assert len(hooks) == count
+
+
+def test_a_space_without_an_objective_asks_for_one_where_no_python_runs() -> None:
     with pytest.raises(UsageError) as refused:
         SpacePreset(space="n=1..8").evaluator()
     assert "--objective" in refused.value.hint

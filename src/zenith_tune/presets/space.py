@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.presets import step_hook
+from zenith_tune.presets.accelerate import hook as accelerate_hook
+from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
+from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.trainer.command import starts_python, watched
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.base import TuningStrategy
@@ -28,6 +35,12 @@ MAX_GRID = 64
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _RANGE = re.compile(r"(log:)?([^,]+?)\.\.([^,]+)")
 EXAMPLE = "write e.g. --space bs=4,8,16 or --space lr=log:1e-5..1e-3"
+OBJECTIVE = "--objective 'PATTERN WITH ONE (GROUP)', --objective json:NAME or --evaluator duration"
+STEP_HOOK = {
+    "sitecustomize": Path(step_hook.__file__),
+    "zenithtune_accelerate_hook": Path(accelerate_hook.__file__),
+    **HOOK_SOURCES,
+}
 
 
 def parse_axis(text: str) -> tuple[str, Parameter]:
@@ -70,9 +83,26 @@ def _read(text: str) -> int | float | str:
     return text
 
 
+class StepEvaluator(AccelerateEvaluator):
+    """Read the steady time of an optimizer's step from the lines of the trial's hook."""
+
+    def __init__(self) -> None:
+        super().__init__("latency", check=False)
+
+    def describe(self) -> str:
+        """Say what is measured."""
+        return f"seconds of an optimizer's step, {self.direction}"
+
+    def _from_other_lines(self, log: str, metadata: Mapping[str, Any]) -> Measurement:
+        raise ValueError(f"no two steps of an optimizer of torch were seen: give {OBJECTIVE}")
+
+
 @PresetRegistry.register("space")
 class SpacePreset(TuningPreset):
-    """Tune what `--space` lists: a value fills its placeholder, such as {bs}, or else sets the option --bs."""
+    """Tune what `--space` lists: a value fills its placeholder, such as {bs}, or else sets the option --bs.
+
+    Where nothing says what to read of a Python program, a hook measures the steps of its optimizer.
+    """
 
     def __init__(self, *, space: str) -> None:
         axes = [parse_axis(part) for part in space.split(SEPARATOR)]
@@ -80,11 +110,25 @@ class SpacePreset(TuningPreset):
         self._space = {name.replace("-", "_"): parameter for name, parameter in axes}
         if len(self._space) < len(axes):
             raise UsageError(f"--space names an axis twice in {space!r}", hint="give each once")
+        self._runs_python = self._watches_steps = False
+
+    def bind(self, command: str) -> None:
+        self._runs_python = starts_python(command)
 
     def get_search_space(self) -> dict[str, Parameter]:
         return dict(self._space)
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
+        return self.baseline_command(self._filled(command, params))
+
+    def baseline_command(self, command: str) -> str:
+        """Return the command with the hook, where steps are measured."""
+        return watched(command) if self._watches_steps else command
+
+    def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str | None:
+        return self._filled(command, params) if self._watches_steps else None
+
+    def _filled(self, command: str, params: Mapping[str, Value]) -> str:
         return fill_or_set(command, self._options, params, keeps_names=True)
 
     def own_point(self, command: str) -> Params | None:
@@ -95,8 +139,24 @@ class SpacePreset(TuningPreset):
         return {**point} if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
 
     def evaluator(self) -> TuningEvaluator:
-        hint = "give --objective 'PATTERN WITH ONE (GROUP)', --objective json:NAME or --evaluator duration"
-        raise UsageError("--space needs to know what to read from the program's output", hint=hint)
+        if not self._runs_python:
+            raise UsageError("--space needs to know what to read from the program's output", hint=f"give {OBJECTIVE}")
+        self._watches_steps = True
+        return StepEvaluator()
+
+    def files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        return self.baseline_files()
+
+    def baseline_files(self) -> dict[str, str]:
+        return hook_files(STEP_HOOK) if self._watches_steps else {}
+
+    def notes(self, command: str) -> list[str]:
+        if not self._watches_steps:
+            return []
+        return [
+            "trials are compared by the time of an optimizer's step, by a hook on PYTHONPATH: where a value changes how"
+            f" much a step trains, give {OBJECTIVE}"
+        ]
 
     def get_recommended_strategy(self) -> TuningStrategy:
         from zenith_tune.strategies.grid import GridStrategy
