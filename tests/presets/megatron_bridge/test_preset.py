@@ -261,6 +261,14 @@ def test_a_section_that_decides_about_messages_is_left_alone() -> None:
     assert not names & {"tp_overlap", "overlap", "bucket_size"}
 
 
+def test_the_lines_that_its_own_code_writes_are_read() -> None:
+    """The file was written by training_log of Megatron-Bridge (067f987d, 2026-08-22), called with these times."""
+    text = Path(__file__).with_name("iterations.txt").read_text()
+    measured = live().evaluator().measure(f"{log(CONFIG).partition('> initializing')[0]}\n{text}", {"parameters": {}})
+    assert measured.unit == "tokens/s" and measured.value == pytest.approx(512 * 8192 / 12.015, rel=0.002)
+    assert measured.peak_memory_bytes == 66_035_000_000
+
+
 def test_a_run_is_measured_in_tokens_and_must_be_configured_as_asked() -> None:
     preset = live()
     evaluator = preset.evaluator()
