@@ -137,7 +137,7 @@ def megatron_names(config: MimoConfig, name: str, topology: MegatronTopology) ->
     return {own: (_megatron_name(own, names, first), parameter) for own, parameter in here.items()}
 
 
-_BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)$")
+_BLOCK = re.compile(r"blocks\.([0-9]+)\.(.+)\.(weight|bias)$")
 
 
 def _megatron_name(own: str, names: dict[str, str], first_layer: int) -> str:
