@@ -93,6 +93,7 @@ def run_by_hand(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.timeout(900)
 def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(zenithtune: Tune, tmp_path: Path) -> None:
     given = ("--output_dir", str(tmp_path / "own"), "--per_device_train_batch_size", "4", "--use_cpu")
     own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
