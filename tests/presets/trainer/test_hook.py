@@ -106,8 +106,8 @@ def test_a_trial_ends_after_enough_updates_for_long_enough(monkeypatch: pytest.M
     now = [0.0]
     monkeypatch.setattr("zenith_tune.presets.trainer.hook.time.monotonic", lambda: now[0])
     ended_at = []
-    for seconds in (1.0, 4.0):
-        callback = TrainerWatch([], [], 3).end_in_time(object)
+    for seconds, least_s in ((1.0, 10.0), (4.0, 10.0), (1.0, 0.0)):
+        callback = TrainerWatch([], [], 3).end_in_time(object, least_s)
         control = SimpleNamespace(should_training_stop=False)
         for step in range(1, 100):
             now[0] += seconds
@@ -115,7 +115,7 @@ def test_a_trial_ends_after_enough_updates_for_long_enough(monkeypatch: pytest.M
             if control.should_training_stop:
                 ended_at.append(step)
                 break
-    assert ended_at == [11, 4]
+    assert ended_at == [11, 4, 3]
 
 
 def test_the_parser_tells_where_arguments_come_from() -> None:

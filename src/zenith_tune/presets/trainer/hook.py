@@ -32,7 +32,8 @@ PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
 """What has an HfArgumentParser: TRL a copy of its own."""
 NEEDS_EVALUATION = "EarlyStoppingCallback"
 STEPS_S = 10.0
-"""So long a trial makes updates, up to its `max_steps`: with batches of many lengths the first are no steady state."""
+"""So long a trial makes updates on a GPU, up to its `max_steps`: its memory and kernels take a while to be laid out for
+batches of many lengths."""
 
 
 class Arguments:
@@ -120,7 +121,7 @@ class TrainerWatch:
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
                 tell({"event": "trainer", **self.described(this)})
-                this.add_callback(self.end_in_time(module.TrainerCallback))
+                this.add_callback(self.end_in_time(module.TrainerCallback, STEPS_S if compute_capability() else 0.0))
                 if getattr(this.args, "world_size", 1) == 1:  # of several ranks one does not tell for all
                     self.tokens.install(this)
                 if self.before is not None:
@@ -132,7 +133,7 @@ class TrainerWatch:
 
         trainer.train = watched
 
-    def end_in_time(self, base: Any) -> Any:
+    def end_in_time(self, base: Any, least_s: float) -> Any:
         """Return a callback that ends the training once it has made enough updates for long enough."""
         least_steps, begin = self.least_steps, []
 
@@ -141,7 +142,7 @@ class TrainerWatch:
 
             def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 begin.append(time.monotonic())
-                if state.global_step >= least_steps and begin[-1] - begin[0] >= STEPS_S:
+                if state.global_step >= least_steps and begin[-1] - begin[0] >= least_s:
                     control.should_training_stop = True
 
         return EndInTime()

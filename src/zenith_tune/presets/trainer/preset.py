@@ -316,8 +316,8 @@ class TrainerPreset(TuningPreset):
     def notes(self, command: str) -> list[str]:
         job = self._space.job
         notes = [
-            f"trials make {self.steps} updates each (--args steps=N), up to {MOST_TIMES * self.steps} where they are"
-            " quick, without logging, evaluation and saving: the hook sets that, and the best command is without it"
+            f"trials make {self.steps} updates each (--args steps=N), up to {MOST_TIMES * self.steps} where a GPU"
+            " is quick, without logging, evaluation and saving: the hook sets that, and the best command is without it"
         ]
         if not job.reads_options and job.file is None:
             notes.append("the command shows no argument of a Trainer: its run shows whether the script makes one")
