@@ -6,16 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import Measurement, TuningEvaluator
-from zenith_tune.presets import step_hook
-from zenith_tune.presets.accelerate import hook as accelerate_hook
-from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
-from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
+from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
-from zenith_tune.presets.trainer.command import starts_python, watched
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.base import TuningStrategy
@@ -35,12 +29,7 @@ MAX_GRID = 64
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _RANGE = re.compile(r"(log:)?([^,]+?)\.\.([^,]+)")
 EXAMPLE = "write e.g. --space bs=4,8,16 or --space lr=log:1e-5..1e-3"
-OBJECTIVE = "--objective 'PATTERN WITH ONE (GROUP)', --objective json:NAME or --evaluator duration"
-STEP_HOOK = {
-    "sitecustomize": Path(step_hook.__file__),
-    "zenithtune_accelerate_hook": Path(accelerate_hook.__file__),
-    **HOOK_SOURCES,
-}
+OBJECTIVE = "give --objective 'PATTERN WITH ONE (GROUP)', --objective json:NAME or --evaluator duration"
 
 
 def parse_axis(text: str) -> tuple[str, Parameter]:
@@ -83,20 +72,6 @@ def _read(text: str) -> int | float | str:
     return text
 
 
-class StepEvaluator(AccelerateEvaluator):
-    """Read the steady time of an optimizer's step from the lines of the trial's hook."""
-
-    def __init__(self) -> None:
-        super().__init__("latency", check=False)
-
-    def describe(self) -> str:
-        """Say what is measured."""
-        return f"seconds of an optimizer's step, {self.direction}"
-
-    def _from_other_lines(self, log: str, metadata: Mapping[str, Any]) -> Measurement:
-        raise ValueError(f"no two steps of an optimizer of torch were seen: give {OBJECTIVE}")
-
-
 @PresetRegistry.register("space")
 class SpacePreset(TuningPreset):
     """Tune what `--space` lists: a value fills its placeholder, such as {bs}, or else sets the option --bs.
@@ -110,10 +85,12 @@ class SpacePreset(TuningPreset):
         self._space = {name.replace("-", "_"): parameter for name, parameter in axes}
         if len(self._space) < len(axes):
             raise UsageError(f"--space names an axis twice in {space!r}", hint="give each once")
-        self._runs_python = self._watches_steps = False
+        self._command = ""
+        self._hook: dict[str, str] = {}
+        """The files of a trial's hook, where steps are measured."""
 
     def bind(self, command: str) -> None:
-        self._runs_python = starts_python(command)
+        self._command = command
 
     def get_search_space(self) -> dict[str, Parameter]:
         return dict(self._space)
@@ -123,10 +100,12 @@ class SpacePreset(TuningPreset):
 
     def baseline_command(self, command: str) -> str:
         """Return the command with the hook, where steps are measured."""
-        return watched(command) if self._watches_steps else command
+        from zenith_tune.presets.trainer.command import watched
+
+        return watched(command) if self._hook else command
 
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str | None:
-        return self._filled(command, params) if self._watches_steps else None
+        return self._filled(command, params) if self._hook else None
 
     def _filled(self, command: str, params: Mapping[str, Value]) -> str:
         return fill_or_set(command, self._options, params, keeps_names=True)
@@ -139,23 +118,27 @@ class SpacePreset(TuningPreset):
         return {**point} if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
 
     def evaluator(self) -> TuningEvaluator:
-        if not self._runs_python:
-            raise UsageError("--space needs to know what to read from the program's output", hint=f"give {OBJECTIVE}")
-        self._watches_steps = True
-        return StepEvaluator()
+        # Not at the top: every command loads this module for its separator.
+        from zenith_tune.presets.optimizer_steps import STEP_HOOK, StepEvaluator
+        from zenith_tune.presets.trainer.command import starts_python
+
+        if not self._command or not starts_python(self._command):
+            raise UsageError("--space needs to know what to read from the program's output", hint=OBJECTIVE)
+        self._hook = STEP_HOOK
+        return StepEvaluator(OBJECTIVE)
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        return self.baseline_files()
+        return self._hook
 
     def baseline_files(self) -> dict[str, str]:
-        return hook_files(STEP_HOOK) if self._watches_steps else {}
+        return self._hook
 
     def notes(self, command: str) -> list[str]:
-        if not self._watches_steps:
+        if not self._hook:
             return []
         return [
             "trials are compared by the time of an optimizer's step, by a hook on PYTHONPATH: where a value changes how"
-            f" much a step trains, give {OBJECTIVE}"
+            f" much a step trains, {OBJECTIVE}"
         ]
 
     def get_recommended_strategy(self) -> TuningStrategy:
