@@ -46,20 +46,20 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 TOKENS = 4 * 2048
 
 
-def write_data(folder: Path) -> None:
-    """Write a tokenizer of single bytes, and a text."""
+def write_data(folder: Path, begin: str, end: str, num_texts: int) -> None:
+    """Write a tokenizer of single bytes, with names for where a text begins and ends, and texts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    letters = ["<|endoftext|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    letters = [begin, end, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens(letters[:2])
     (folder / "tokenizer").mkdir()
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    names = {"bos_token": letters[0], "eos_token": letters[1]}
+    names = {"bos_token": begin, "eos_token": end}
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
     (folder / "data").mkdir()
-    (folder / "data" / "data.json").write_text(f"{json.dumps({'text': 'one two three ' * 200})}\n" * 500)
+    (folder / "data" / "data.json").write_text(f"{json.dumps({'text': 'one two three ' * 200})}\n" * num_texts)
 
 
 def run(folder: Path, flavor: str, recompute: str, world: int, tp: int = 1, is_fake: bool = False) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--study", action="store_true")
     options, more = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp())
-    write_data(folder)
+    write_data(folder, "<|endoftext|>", "<|im_end|>", 500)
     machine = {name: version(name) for name in ("torch", "torchtitan")}
     result: dict[str, Any] = {"argv": sys.argv[1:], "machine": machine}
     if options.study:

@@ -24,6 +24,10 @@ from zenith_tune.presets.torchtitan.command import titan_run
 from zenith_tune.presets.torchtitan.preset import TorchTitanPreset
 from zenith_tune.study.parameters import Params
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from h200_torchtitan import write_data
+
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 ON_CPU = Path(__file__).parent / "torchtitan_on_cpu"
 TOML = """
@@ -133,27 +137,11 @@ def test_its_parser_takes_every_kind_of_point(tmp_path: Path) -> None:
         assert trial["steps"] == 7 != best["steps"] and not trial["saves"]
 
 
-def data_of(folder: Path) -> None:
-    """Write a tokenizer of single bytes, and a text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    letters = ["<|begin_of_text|>", "<|end_of_text|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens(letters[:2])
-    (folder / "tokenizer").mkdir()
-    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    names = {"bos_token": letters[0], "eos_token": letters[1]}
-    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
-    (folder / "data").mkdir()
-    (folder / "data" / "data.json").write_text(f"{json.dumps({'text': 'one two three ' * 200})}\n" * 50)
-
-
 @pytest.mark.slow
 def test_a_study_on_two_ranks_plans_from_the_run_and_keeps_the_batch(zenithtune: Tune, tmp_path: Path) -> None:
     if not has_toml():
         skip("torchtitan", "the models of this release of torchtitan do not train on CPU")
-    data_of(tmp_path)
+    write_data(tmp_path, "<|begin_of_text|>", "<|end_of_text|>", 50)
     (tmp_path / "job.toml").write_text(TOML.format(folder=tmp_path))
     paths = os.pathsep.join([str(ON_CPU), str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**ENGINE_ENV, "PYTHONPATH": paths}
