@@ -11,11 +11,11 @@ demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, 
 	zenithtune optimize --args cluster=examples/demo/cluster.toml --study-name $$name -- bash examples/demo/train.sh && \
 	zenithtune report $$name
 
-# Many tests wait for processes, so that four workers keep two cores busy; compiled modules are kept for all of them.
+# Many tests wait for processes, so that six workers keep two cores busy; compiled modules are kept for all of them.
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
 # `test` still has one real path of every engine that is installed.
 # Of random examples and seeds `test` draws a few; CI, which sets ZENITHTUNE_REQUIRE=all, and `test-all` draw the rest.
-PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONDONTWRITEBYTECODE= python -m pytest --dist worksteal -n 4
+PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONDONTWRITEBYTECODE= python -m pytest --workers 6
 
 test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores
 	$(PYTEST) -m "not slow"

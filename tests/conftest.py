@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import re
 import signal
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.forked_command import run_forked
+from tests.forked_workers import pytest_addoption, pytest_runtestloop  # noqa: F401  (hooks of pytest)
 from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
 from tests.started_processes import end_started
 from tests.thoroughness import examples
+from tests.warm_process import COMMANDS, TORCH, run_command, start_server
 
 if TYPE_CHECKING:
     from tests.report.browser.browsers import Browser
@@ -54,6 +56,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return {"slow": not has_slow, "not slow": is_slow}.get(config.option.markexpr) or None
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let the processes that tests are forked from load while tests are collected, which is the work of one core."""
+    if session.config.option.workers > 1 and not session.config.option.collectonly:
+        start_server(COMMANDS)
+        if importlib.util.find_spec("torch"):
+            start_server(TORCH)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Look for no garbage among what is collected, neither now nor during the tests: all of it is kept."""
@@ -68,7 +78,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each worker begin with tests that are given more time: one that begins last leaves the other cores idle.
 
-    `--dist worksteal` first hands each worker as many tests as another, in their order.
+    Each first gets as many tests as another, in their order.
     """
 
     def timeout_s(item: pytest.Item) -> float:
@@ -81,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files.setdefault(item.path, []).append(item)
     long = list(files.values())
     others = [item for item in items if item not in timeouts]
-    num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    num_workers = config.option.workers
     ends = [len(items) * worker // num_workers for worker in range(num_workers + 1)]
     items.clear()
     for worker, end in enumerate(ends[1:]):
@@ -126,7 +136,7 @@ def zenithtune(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
     """Run the command line in a process and an empty folder of its own."""
 
     def run(*args: str, timeout: float = 500, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return run_forked(args, tmp_path, {**os.environ, **(env or {})}, timeout)
+        return run_command(args, tmp_path, {**os.environ, **(env or {})}, timeout)
 
     return run
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.forked_command import ForkedCommand
+from tests.warm_process import WarmCommand
 
-_STARTED: list[subprocess.Popen[Any] | ForkedCommand] = []
+_STARTED: list[subprocess.Popen[Any] | WarmCommand] = []
 
 
 def start_process(*args: Any, **options: Any) -> subprocess.Popen[Any]:
@@ -19,9 +19,9 @@ def start_process(*args: Any, **options: Any) -> subprocess.Popen[Any]:
     return process
 
 
-def start_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> ForkedCommand:
+def start_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> WarmCommand:
     """Start `zenithtune ARGUMENTS` in a process of its own, without the seconds that a new interpreter takes."""
-    process = ForkedCommand(arguments, folder, environment)
+    process = WarmCommand(arguments, folder, environment)
     _STARTED.append(process)
     return process
 

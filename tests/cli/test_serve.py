@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import FAKE_TRAINER
-from tests.forked_command import ForkedCommand, run_forked
 from tests.report.studies import TRIALS, recorded
 from tests.serve.served import Client, wait_until
 from tests.started_processes import start_forked
+from tests.warm_process import WarmCommand, run_command
 from zenith_tune.serve.access import Access
 
 
@@ -32,7 +32,7 @@ class Remote:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[tuple[ForkedCommand, str]]:
+def serving(folder: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[tuple[WarmCommand, str]]:
     """Start the command and return its process and the line with its address."""
     state = {"XDG_STATE_HOME": str(folder / "state")}
     process = start_forked(["serve", *options], folder, {**os.environ, **state, **(env or {})})
@@ -121,7 +121,7 @@ def test_the_page_is_opened_in_the_browser_that_the_user_has(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_served_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:
-    done = run_forked(["serve", *options], tmp_path, os.environ, 120)
+    done = run_command(["serve", *options], tmp_path, os.environ, 120)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert line in done.stderr.replace(f"{tmp_path}/", "")
 
@@ -130,7 +130,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", TRIALS[:2])
     with serving(tmp_path) as (_, line):
         port = str(client_of(line).server.port)
-        done = run_forked(["serve", "--port", port], tmp_path, os.environ, 120)
+        done = run_command(["serve", "--port", port], tmp_path, os.environ, 120)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and all(part in done.stderr for part in (port, "127.0.0.1", "--port"))
 
@@ -148,7 +148,7 @@ def test_a_socket_is_its_users_alone_and_is_gone_afterwards(tmp_path: Path) -> N
             connection.connect(str(path))
             connection.sendall(b"GET /data.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.makefile("rb").readline().split()[1] == b"200"
-        done = run_forked(["serve", "--socket", str(path)], tmp_path, os.environ, 120)
+        done = run_command(["serve", "--socket", str(path)], tmp_path, os.environ, 120)
         assert done.returncode == 2 and str(path) in done.stderr
         process.terminate()
         _, err = process.communicate(timeout=500)

@@ -5,20 +5,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.mimo.warm_torch import ADDRESS, run_warm, warm_torch
 from tests.requirements import need_module
+from tests.warm_process import TORCH, TORCH_ENV, WarmProcess, start_server
 
-RANK_ENV = {
-    "OMP_NUM_THREADS": "1",  # the ranks share two cores
-    "TORCHDYNAMO_DISABLE": "1",
-}
 Start = Callable[..., subprocess.CompletedProcess[str]]
 RunProgram = Callable[..., Any]
 
@@ -36,7 +32,7 @@ def start(has_torch: None) -> Start:
         return subprocess.run(
             [sys.executable, "-W", "error", *words],
             cwd=ROOT,
-            env={**os.environ, **RANK_ENV, **(env or {})},
+            env={**os.environ, **TORCH_ENV, **(env or {})},
             capture_output=True,
             text=True,
             timeout=500,
@@ -46,12 +42,10 @@ def start(has_torch: None) -> Start:
 
 
 @pytest.fixture(scope="session")
-def warm_env(has_torch: None) -> Iterator[dict[str, str]]:
+def warm_env(has_torch: None) -> dict[str, str]:
     """Return the environment of programs that run in forks of a process with torch imported."""
-    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
-        env = {**os.environ, **RANK_ENV, ADDRESS: f"{folder}/socket"}
-        with warm_torch(Path(env[ADDRESS]), env):
-            yield env
+    start_server(TORCH)
+    return {**os.environ, **TORCH_ENV}
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def start_warm(warm_env: dict[str, str], tmp_path: Path) -> Start:
     def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             streams = {"out": out.fileno(), "err": err.fileno()}
-            code = run_warm(list(words), env={**warm_env, **(env or {})}, folder=ROOT, **streams)
+            code = WarmProcess(TORCH, words, env={**warm_env, **(env or {})}, folder=ROOT, **streams).wait()
             for stream in (out, err):
                 stream.seek(0)
             return subprocess.CompletedProcess(words, code, out.read(), err.read())

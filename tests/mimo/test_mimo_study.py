@@ -25,9 +25,9 @@ WARM = f"""
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from tests.mimo.warm_torch import run_warm
+from tests.warm_process import TORCH, WarmProcess
 words = [{str(ROOT / "examples" / "mimo_train.py")!r}, *sys.argv[1:]]
-sys.exit(run_warm(words, env=os.environ, folder=Path.cwd(), out=1, err=2))
+sys.exit(WarmProcess(TORCH, words, env=os.environ, folder=Path.cwd(), out=1, err=2).wait())
 """
 
 

@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from tests import toy_plugin
-from tests.forked_command import ForkedCommand
 from tests.requirements import need_root
 from tests.started_processes import start_forked, start_process
+from tests.warm_process import WarmCommand
 from zenith_tune.record.source import find_study
 
 NUM_KILLS = 50
 NUM_POINTS = 160
 
 
-def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> ForkedCommand:
+def start(folder: Path, command: str, *options: str, n: int = NUM_POINTS) -> WarmCommand:
     """Start the command line with the toy preset in a process of its own."""
     return start_forked(_arguments(command, *options, n=n), folder, _environment(folder))
 
