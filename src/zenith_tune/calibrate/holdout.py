@@ -188,10 +188,10 @@ def _device_bytes(runs: list[MeasuredRun], memory: Iterable[HeldOutMemory]) -> F
 
 
 def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[Judged]:
-    held = held_out_steps(fit, parts)
+    held, places = held_out_steps(fit, parts), fit.table.landscapes
     judged: dict[int, Judged] = {}
     for part in parts:
-        errors = step_errors(held.of(~part), len({fit.table.landscapes[i] for i in np.flatnonzero(~part)}))
+        errors = step_errors(held.of(~part), len({places[i] for i in np.flatnonzero(~part)}))
         judged |= {int(i): _with_interval(fit.table.runs[i], held, int(i), errors) for i in np.flatnonzero(part)}
     return [judged[i] for i in sorted(judged)]
 
