@@ -1,6 +1,7 @@
 """Programs in forks of a process that has their imports done: as separate as a new interpreter, without its seconds.
 
-All workers of a run share the servers whose forks these are: one for `zenithtune` itself, one for what imports torch.
+All workers of a run share the servers whose forks these are: one for `zenithtune` itself, one for programs of ours with
+torch, and one for what users train with, whose forks stand behind a program that is called like an interpreter.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -33,8 +35,16 @@ TORCH = "WARM_TORCH"
 TORCH_ENV = {
     "OMP_NUM_THREADS": "1",  # the ranks share two cores
     "TORCHDYNAMO_DISABLE": "1",
+    "DS_ACCELERATOR": "cpu",
 }
-IMPORTED = {COMMANDS: ["tests.warm_command"], TORCH: ["torch._dynamo", "zenith_tune.mimo.checkpoint"]}
+ENGINES = "WARM_ENGINES"
+"""The variable with the address of the server behind `warm_python`."""
+IMPORTED = {
+    COMMANDS: ["tests.warm_command"],
+    TORCH: ["torch._dynamo", "zenith_tune.mimo.checkpoint"],
+    ENGINES: ["torch._dynamo", "torch.distributed.fsdp", "transformers.trainer", "deepspeed",
+              "transformers.models.llama.modeling_llama", "megatron.core.models.gpt"],
+}  # fmt: skip
 MOST_BYTES = 1 << 20
 
 
@@ -45,7 +55,7 @@ def start_server(name: str) -> None:
     folder = tempfile.TemporaryDirectory()  # a socket's path must be short
     os.environ[name] = address = f"{folder.name}/socket"
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, **(TORCH_ENV if name == TORCH else {})}
+    env = {**os.environ, "PYTHONPATH": path, **({} if name == COMMANDS else TORCH_ENV)}
     strict = ["-W", "error"] if name == TORCH else []
     words = [sys.executable, *strict, "-m", "tests.warm_process", address, *IMPORTED[name]]
     server = subprocess.Popen(words, cwd=ROOT, env=env, start_new_session=True, stdin=subprocess.PIPE)
@@ -54,6 +64,54 @@ def start_server(name: str) -> None:
     def end() -> None:
         server.communicate()  # closes its input, which ends it
         folder.cleanup()
+
+
+def warm_python() -> str:
+    """Return a program that does what an interpreter does, in a fork that has torch and the frameworks imported.
+
+    A launcher that runs in one starts its ranks in others. It ends with its fork, and its fork with it.
+    """
+    start_server(ENGINES)
+    path = Path(os.environ[ENGINES]).with_name("python")
+    if not path.exists():
+        own = path.with_name(f"python{os.getpid()}")
+        own.write_text(STAND_IN.format(executable=sys.executable, file=__file__, path=str(path)))
+        own.chmod(0o700)
+        own.rename(path)  # whole, whichever worker was first
+    return str(path)
+
+
+STAND_IN = """#!{executable} -IS
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("warm_process", {file!r})
+warm_process = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(warm_process)
+warm_process.stand_in({path!r}, {executable!r}, sys.argv[1:])
+"""
+PLAIN_OPTIONS = {"-u", "-B"}
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def stand_in(path: str, executable: str, words: list[str]) -> NoReturn:
+    """Be the interpreter in the eyes of whoever started it."""
+    while words and words[0] in PLAIN_OPTIONS:
+        words = words[1:]
+    if not words or (words[0].startswith("-") and words[0] not in ("-m", "-c")):
+        os.execv(executable, [executable, *words])
+    parent, env = os.getppid(), {**os.environ, ENGINES: str(Path(path).with_name("socket")), "WARM_PYTHON": path}
+    process = WarmProcess(ENGINES, words, folder=Path.cwd(), env=env, out=1, err=2)
+    for signum in PASSED_ON:
+        signal.signal(signum, lambda signum, _: process.send_signal(signum))
+    code = None
+    while code is None and os.getppid() == parent:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(0.5)
+    if code is None or code < 0:
+        signum = signal.SIGKILL if code is None else signal.Signals(-code)
+        if signum != signal.SIGKILL:
+            signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+    os._exit(code or 0)
 
 
 class WarmProcess:
@@ -162,7 +220,10 @@ def _connect(connection: socket.socket, address: str) -> None:
 
 def _serve(address: str, modules: Sequence[str]) -> NoReturn:
     for name in modules:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError), warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")
+            importlib.import_module(name)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
@@ -173,7 +234,8 @@ def _serve(address: str, modules: Sequence[str]) -> NoReturn:
         listener.bind(address)
         listener.listen()
         while True:
-            ready = select.select([listener, sys.stdin, woken], [], [])[0]
+            ready = select.select([listener, sys.stdin, woken], [], [], 0.5 if asked else None)[0]
+            _end_the_forsaken(asked)
             if sys.stdin in ready:
                 os.killpg(0, signal.SIGKILL)  # its input ends with whoever started it, and so do its forks
             if woken in ready:
@@ -191,6 +253,16 @@ def _serve(address: str, modules: Sequence[str]) -> NoReturn:
                     _become(connection)
                 _send(connection, pid)
                 asked[pid] = connection
+
+
+def _end_the_forsaken(asked: dict[int, socket.socket]) -> None:
+    """End forks whose clients have ended."""
+    poll = select.poll()
+    pids = {connection.fileno(): pid for pid, connection in asked.items()}
+    for file in pids:
+        poll.register(file, select.POLLRDHUP)
+    for file, _ in poll.poll(0):
+        os.kill(pids[file], signal.SIGKILL)
 
 
 def _tell_of_ends(asked: dict[int, socket.socket]) -> None:
@@ -222,10 +294,16 @@ def _become(connection: socket.socket) -> NoReturn:
     )
     os.environ.clear()
     os.environ.update(asked["env"])
-    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    own = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:0] = own
     os.chdir(asked["folder"])
     tempfile.tempdir = None  # it is looked up in the new environment
+    if "WARM_PYTHON" in os.environ:
+        sys.executable = os.environ["WARM_PYTHON"]
+    if any((Path(folder) / "sitecustomize.py").exists() for folder in own):
+        importlib.import_module("sitecustomize")
     code = _run(asked["words"])
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code & 255)
@@ -233,10 +311,12 @@ def _become(connection: socket.socket) -> NoReturn:
 
 def _run(words: list[str]) -> int:
     try:
+        sys.path.insert(0, str(Path(words[0]).resolve().parent) if words[0] not in ("-m", "-c") else "")
         if words[0] == "-m":
             sys.argv = words[1:]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
             exec(words[1], {"__name__": "__main__"})
         else:
             sys.argv = words

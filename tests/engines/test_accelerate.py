@@ -16,6 +16,7 @@ from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.mentions import mentions
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 
 pytestmark = pytest.mark.usefixtures("accelerate")
 
@@ -46,7 +47,7 @@ def optimize(
 ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
     path = folder / "own.yaml"
     path.write_text(TOP + config)
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path)]
+    launcher = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(path)]
     script = [str(ROOT / "examples" / "accelerate_train.py"), "--steps", str(steps), "--batch_size", "2"]
     fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
     done = zenithtune("optimize", *fixed, *options, "--", *launcher, *script, env={**ENGINE_ENV, **env}, timeout=500)
@@ -141,7 +142,7 @@ def test_a_model_that_is_left_unwrapped_has_failed(zenithtune: Tune, tmp_path: P
     own.write_text(script.replace("handlers = []\n", 'handlers = [InitProcessGroupKwargs(backend="gloo")]\n'))
     path = tmp_path / "own.yaml"
     path.write_text(f"{TOP}distributed_type: FSDP\n{FSDP}")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--steps", "4"]
+    command = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--steps", "4"]
     done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 2
     assert mentions(done.stderr, "unwrapped", "(Sequential)")
@@ -212,7 +213,7 @@ def tune_script(
     own, path = folder / "train.py", folder / "own.yaml"
     own.write_text(script)
     path.write_text(f"{TOP}distributed_type: MULTI_GPU\n")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), *more]
+    command = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), *more]
     fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-confirm")
     done = zenithtune("optimize", *fixed, *options, "--", *command, env={**ENGINE_ENV, **env}, timeout=500)
     study = folder / "out" / "s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from tests.describe.fake_smi import install
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("accelerate")]
 
@@ -67,7 +67,7 @@ def tune(zenithtune: Tune, folder: Path, script: str) -> tuple[str, dict[str, An
     own, config = folder / "train.py", folder / "own.yaml"
     own.write_text(script)
     config.write_text("distributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\nnum_processes: 1\n")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), str(own)]
+    command = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(config), str(own)]
     env = {**ENGINE_ENV, "ACCELERATE_USE_CPU": "true", "PATH": f"{folder}:{os.environ['PATH']}"}
     options = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1")
     done = zenithtune("optimize", *options, "--", *command, "--batch_size", "4", env=env, timeout=500)

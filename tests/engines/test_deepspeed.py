@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 
 pytestmark = pytest.mark.usefixtures("deepspeed")
 
@@ -38,27 +39,35 @@ def deepspeed() -> None:
         need_module("engines", module)
 
 
-def command(config: Path, num_ranks: int) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+def command(config: Path, num_ranks: int, python: str) -> list[str]:
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     script = [str(ROOT / "examples" / "deepspeed_train.py"), "--steps", str(NUM_STEPS)]
     return [*launcher, *script, "--deepspeed_config", str(config)]
 
 
 def optimize(
-    zenithtune: Tune, tmp_path: Path, config: dict[str, Any], *options: str, mbs_max: int = 2, num_ranks: int = 1
+    zenithtune: Tune,
+    tmp_path: Path,
+    config: dict[str, Any],
+    *options: str,
+    mbs_max: int = 2,
+    num_ranks: int = 1,
+    python: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(config))
     fixed = ("--args", f"mbs_max={mbs_max}", "--output-dir", str(tmp_path / "out"), "--study-name", "s")
     env = {**CPU_ENV, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    done = zenithtune("optimize", *fixed, *options, "--", *command(path, num_ranks), env=env)
+    done = zenithtune("optimize", *fixed, *options, "--", *command(path, num_ranks, python or warm_python()), env=env)
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     return done, study
 
 
 def test_a_stage_is_trained_and_measured(zenithtune: Tune, tmp_path: Path) -> None:
     config = {**CONFIG, "zero_optimization": {"stage": [1]}, "train_micro_batch_size_per_gpu": 2}
-    done, study = optimize(zenithtune, tmp_path, config, "--no-baseline", "--n-trials", "1", num_ranks=2)
+    done, study = optimize(
+        zenithtune, tmp_path, config, "--no-baseline", "--n-trials", "1", num_ranks=2, python=sys.executable
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (trial,) = study["trials"]
     assert (trial["outcome"], trial["parameters"]["stage"], trial["unit"]) == ("ok", 1, "samples/s")

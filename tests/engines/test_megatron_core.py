@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.engines.conftest import ENGINE_ENV, PRETRAIN_GPT
+from tests.warm_process import warm_python
 
 pytestmark = pytest.mark.usefixtures("megatron_core")
 
@@ -33,7 +34,7 @@ LAYOUTS = (
 
 
 def launch(num_processes: int, *options: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    launcher = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
     return [*launcher, str(PRETRAIN_GPT), *MODEL.split(), "--train-iters", str(NUM_ITERATIONS), *options]
 
 

@@ -20,6 +20,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module, skip
+from tests.warm_process import warm_python
 from zenith_tune.presets.torchtitan.command import titan_run
 from zenith_tune.presets.torchtitan.preset import TorchTitanPreset
 from zenith_tune.study.parameters import Params
@@ -147,7 +148,7 @@ def test_a_study_on_two_ranks_plans_from_the_run_and_keeps_the_batch(zenithtune:
     env = {**ENGINE_ENV, "PYTHONPATH": paths}
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
     given = ("--n-trials", "1", "--args", "levers=none,steps=4,search=mbs+ac,cluster=h100x2")
-    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "torchtitan.train")
+    launch = (warm_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "torchtitan.train")
     command = (*launch, "--job.config_file", str(tmp_path / "job.toml"))
     done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 from tests.describe.fake_smi import install
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPT = """
@@ -65,14 +66,20 @@ def transformers() -> None:
 
 
 def tune(
-    zenithtune: Tune, folder: Path, script: str, *arguments: str, preset_args: str, strategy: tuple[str, ...] = ()
+    zenithtune: Tune,
+    folder: Path,
+    script: str,
+    *arguments: str,
+    preset_args: str,
+    strategy: tuple[str, ...] = (),
+    python: str | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Tune a script on what nvidia-smi calls an H100; returns the output and the study."""
     install(folder / "nvidia-smi", 'if [ "$1" = -L ]; then echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"; fi')
     (folder / "train.py").write_text(script)
     env = {**ENGINE_ENV, "PATH": f"{folder}:{os.environ['PATH']}"}
     options = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
-    command = (sys.executable, str(folder / "train.py"), *arguments)
+    command = (python or warm_python(), str(folder / "train.py"), *arguments)
     given = ("--n-trials", "1", "--args", f"levers=none,steps=6,{preset_args}", *strategy)
     done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -98,7 +105,7 @@ def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(ze
     given = ("--output_dir", str(tmp_path / "own"), "--per_device_train_batch_size", "4", "--use_cpu")
     own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
     script = (ROOT / "examples" / "trainer_train.py").read_text()
-    output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8")
+    output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8", python=sys.executable)
     assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on h100x1" in output
     base, trial = study["trials"]
     assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "samples/s"
@@ -144,7 +151,7 @@ def test_a_file_of_arguments_is_changed_in_a_copy_that_runs_by_itself(zenithtune
 def test_two_ranks_keep_the_global_batch(zenithtune: Tune, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(BY_OPTIONS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1")
     given = ("--args", "levers=none,steps=6,search=mbs,mbs_max=1")
     arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")
@@ -162,7 +169,7 @@ def test_a_loop_without_a_trainer_is_ended_and_says_what_to_do(zenithtune: Tune,
         "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters())\n"
         "while True:\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n"
     )
-    command = (sys.executable, str(tmp_path / "loop.py"))
+    command = (warm_python(), str(tmp_path / "loop.py"))
     done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 2 and "--space" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
@@ -203,7 +210,7 @@ def test_the_winner_is_confirmed_on_the_longest_samples_and_a_smaller_batch_chos
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--strategy", "grid", "--no-early-stop")
     given = ("--args", "levers=none,steps=6,search=mbs")
     own = ("--output_dir", "own", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")
-    command = (sys.executable, str(tmp_path / "train.py"), *own, "--use_cpu")
+    command = (warm_python(), str(tmp_path / "train.py"), *own, "--use_cpu")
     done = zenithtune("optimize", *options, *given, "--", *command, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
@@ -223,7 +230,7 @@ def test_two_ranks_share_a_model_by_deepspeed(zenithtune: Tune, tmp_path: Path) 
     # Compiling the kernel that CPU ranks could share memory by takes minutes.
     plain = 'import deepspeed\ndeepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False\n'
     script.write_text(plain + BY_OPTIONS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), "--use_cpu"]
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
     given = ("--strategy", "grid", "--n-trials", "1", "--args", "levers=none,steps=6,search=sharding")
     arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")

@@ -43,8 +43,12 @@ class WatchImports:
 
 
 def watch(name: str, action: Any) -> None:
-    """Act on a module once it is loaded."""
-    sys.meta_path.insert(0, WatchImports(name, action))
+    """Act on a module once it is loaded, which a .pth file may have done before any sitecustomize runs."""
+    if name in sys.modules:
+        with contextlib.suppress(AttributeError):
+            action(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, WatchImports(name, action))
 
 
 def tell(event: dict[str, Any]) -> None:
