@@ -18,7 +18,7 @@ from tests.quick_databases import make_databases_quick
 from tests.requirements import is_required
 from tests.started_processes import end_started
 from tests.thoroughness import examples
-from tests.warm_process import COMMANDS, TORCH, run_command, start_server
+from tests.warm_process import COMMANDS, ENGINES, TORCH, run_command, start_server
 
 if TYPE_CHECKING:
     from tests.report.browser.browsers import Browser
@@ -58,10 +58,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let the processes that tests are forked from load while tests are collected, which is the work of one core."""
-    if session.config.option.workers > 1 and not session.config.option.collectonly:
+    option = session.config.option
+    if option.workers > 1 and not option.collectonly:
         start_server(COMMANDS)
         if importlib.util.find_spec("torch"):
             start_server(TORCH)
+            if option.markexpr != "not slow":
+                start_server(ENGINES)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ from tests.requirements import need_module, skip
 from tests.started_processes import start_process
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
+from tests.warm_process import warm_python
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
 from zenith_tune.runners.hostfile.hosts import HostShell
@@ -108,7 +109,7 @@ def test_torchrun_spans_two_hosts(runner: HostfileRunner, tmp_path: Path, monkey
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
     states: list[str] = []
-    command = f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc-per-node 1 {script}"
+    command = f"{warm_python()} -m torch.distributed.run --nnodes 2 --nproc-per-node 1 {script}"
     job = runner.submit(command, folder(tmp_path, "trial"), Resources(nodes=2, gpus_per_node=1), on_state=states.append)
     result = job.wait()
     log = job.log_path.read_text()
@@ -130,7 +131,7 @@ def test_deepspeed_is_started_once_and_goes_to_the_trials_hosts(
     script.write_text(TELL_RANK)
     monkeypatch.setenv("PATH", f"{hosts.ssh.parent}:{os.environ['PATH']}")
     held = runner.submit("sleep 100", folder(tmp_path, "other"), Resources())
-    command = f"{sys.executable} -m deepspeed.launcher.runner --hostfile nowhere --num_nodes 4 {script}"
+    command = f"{warm_python()} -m deepspeed.launcher.runner --hostfile nowhere --num_nodes 4 {script}"
     job = runner.submit(command, folder(tmp_path, "trial"), Resources(nodes=2, gpus_per_node=1))
     result = job.wait()
     held.cancel()

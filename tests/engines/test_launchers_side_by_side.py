@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.study.resources import Resources
 
@@ -56,7 +56,7 @@ def test_a_launcher_keeps_to_what_its_trial_was_given(
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "own.yaml").write_text(FILE)
     (tmp_path / "trial").mkdir()
-    started = f"{sys.executable} -m {launcher.format(file=tmp_path / 'own.yaml')} {tmp_path / 'tell.py'}"
+    started = f"{warm_python()} -m {launcher.format(file=tmp_path / 'own.yaml')} {tmp_path / 'tell.py'}"
     job = runner.submit(f"echo port $MASTER_PORT && {started}", tmp_path / "trial", TWO_GPUS)
     assert job.wait().exit_code == 0, job.log_path.read_text()
     lines = [line.split() for line in job.log_path.read_text().splitlines()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from tests.engines.conftest import ENGINE_ENV
 from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.slurm.runner import SlurmRunner
 from zenith_tune.study.resources import Resources
@@ -52,7 +52,7 @@ def printed(tmp_path: Path, runner: SlurmRunner, launcher: str) -> tuple[list[li
     script, trial = tmp_path / "tell.py", tmp_path / "trial"
     script.write_text(TELL)
     trial.mkdir()
-    job = runner.submit(f"{sys.executable} -m {launcher} {script}", trial, Resources())
+    job = runner.submit(f"{warm_python()} -m {launcher} {script}", trial, Resources())
     assert job.wait().exit_code == 0, job.log_path.read_text()
     lines = [line.split() for line in job.log_path.read_text().splitlines()]
     port = 20000 + int(json.loads((trial / "job.json").read_text())["job"]) % 12000

@@ -130,7 +130,7 @@ def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_comma
     assert asked["per_device_train_batch_size"] == mbs and asked["gradient_accumulation_steps"] == 4 // mbs
     # As for the best command, which may be the user's own on a machine that is busy.
     (hook / "arguments.json").write_text(json.dumps({"set": {"per_device_train_batch_size": 1, "max_steps": 2}}))
-    done = run_by_hand(f"PYTHONPATH={hook} {sys.executable} {tmp_path}/train.py", tmp_path)
+    done = run_by_hand(f"PYTHONPATH={hook} {warm_python()} {tmp_path}/train.py", tmp_path)
     assert "trained 1 2 False" in done.stdout and (tmp_path / "mine").exists()
 
 
@@ -143,7 +143,7 @@ def test_a_file_of_arguments_is_changed_in_a_copy_that_runs_by_itself(zenithtune
     _, trial = study["trials"]
     assert trial["outcome"] == "ok" and trial["parameters"] == {"mbs": 2, "checkpointing": True}
     copy = tmp_path / "out" / "s" / "trials" / "0001" / "trainer_arguments.yaml"
-    done = run_by_hand(f"{sys.executable} {tmp_path}/train.py {copy}", tmp_path)
+    done = run_by_hand(f"{warm_python()} {tmp_path}/train.py {copy}", tmp_path)
     assert "trained 2 1 True" in done.stdout
 
 
