@@ -41,9 +41,8 @@ LlamaForCausalLM(LlamaConfig(vocab_size=len(words), hidden_size=32, intermediate
 GIVEN = ("--no-confirm", "--no-early-stop", "--n-trials", "1", "--strategy", "grid")
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    """Return a folder with a tiny model and 64 samples."""
+def write_job(tmp_path: Path) -> Path:
+    """Write a tiny model and 64 samples into the folder."""
     subprocess.run([sys.executable, "-c", MODEL, str(tmp_path / "model")], check=True, capture_output=True, timeout=500)
     rows = [{"instruction": f"add {at}", "input": "", "output": str(at) * (at % 9 + 1)} for at in range(64)]
     (tmp_path / "data.json").write_text(json.dumps(rows))
@@ -67,8 +66,9 @@ def tuned(zenithtune: Tune, folder: Path, command: str, config: dict[str, Any]) 
 
 @pytest.mark.slow
 @pytest.mark.own_environment
-def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, job: Path) -> None:
+def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, tmp_path: Path) -> None:
     need_module("llamafactory", "llamafactory")
+    job = write_job(tmp_path)
     config = {
         "stage": "sft",
         "finetuning_type": "full",
@@ -94,8 +94,9 @@ def test_llama_factory_is_tuned_by_overrides(zenithtune: Tune, job: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.own_environment
-def test_axolotl_is_tuned_by_options(zenithtune: Tune, job: Path) -> None:
+def test_axolotl_is_tuned_by_options(zenithtune: Tune, tmp_path: Path) -> None:
     need_module("axolotl", "axolotl")
+    job = write_job(tmp_path)
     config = {
         "base_model": str(job / "model"),
         "sequence_len": 1024,
