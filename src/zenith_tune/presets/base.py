@@ -296,10 +296,10 @@ PresetRegistry: Registry[TuningPreset] = Registry(
     "zenith_tune.presets",
     {
         "accelerate": "zenith_tune.presets.accelerate.preset",
-        "axolotl": "zenith_tune.presets.axolotl.preset",
+        "axolotl": "zenith_tune.presets.axolotl",
         "deepspeed": "zenith_tune.presets.deepspeed.preset",
         "demo": "zenith_tune.presets.demo",
-        "llamafactory": "zenith_tune.presets.llamafactory.preset",
+        "llamafactory": "zenith_tune.presets.llamafactory",
         "megatron": "zenith_tune.presets.megatron.preset",
         "megatron-bridge": "zenith_tune.presets.megatron_bridge.preset",
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",

@@ -27,21 +27,19 @@ from zenith_tune.presets.megatron.space import SIZES, MegatronRules, MegatronSpa
 from zenith_tune.presets.megatron.swift import (
     INTERLEAVING,
     batch_notes,
+    find_swift_run,
+    has_layout_variable,
+    in_full,
     interleaving,
     log_option,
     megatron_subject,
     says_false,
+    swift_arguments,
+    swift_resources,
     swift_version,
     switched_on,
     tokens_notes,
     with_underscores,
-)
-from zenith_tune.presets.megatron.swift_run import (
-    find_swift_run,
-    has_layout_variable,
-    in_full,
-    swift_arguments,
-    swift_resources,
 )
 from zenith_tune.presets.megatron_lm.job import without_layout
 from zenith_tune.presets.megatron_lm.options import (

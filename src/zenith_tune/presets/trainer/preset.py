@@ -41,8 +41,7 @@ from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
-from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of
-from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
+from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
