@@ -25,8 +25,7 @@ from zenith_tune.study.trial import Prediction, Trial
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 
 _SCRIPT = re.compile(r"(?<!\S)[\w./-]{1,200}\.(?:py|sh)(?!\S)")
@@ -106,6 +105,23 @@ def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:
     return names
 
 
+MOST = 2**31
+
+
+def refuse_sizes(**sizes: int | None) -> None:
+    """Refuse a size that no job has; None leaves it to the command."""
+    for name, value in sizes.items():
+        if value is not None and not 1 <= value <= MOST:
+            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint=f"correct {name}")
+
+
+def refuse_steps(steps: int) -> None:
+    """Refuse trials of too few steps to measure, or of more than any needs."""
+    if not 3 <= steps <= MOST_STEPS:
+        raise UsageError(f"steps must be from 3 to {MOST_STEPS}, but got {steps}", hint="give steps=20")
+
+
+MOST_STEPS = 10_000
 NUMERIC_POINTS = 5
 """How many values of a numeric parameter are points of their own."""
 MAX_POINTS = 1_000_000

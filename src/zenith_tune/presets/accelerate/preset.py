@@ -41,9 +41,8 @@ from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_isla
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
 from zenith_tune.presets.axolotl import is_axolotl_command
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset
+from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset, refuse_sizes
 from zenith_tune.presets.deepspeed.command import find_config
-from zenith_tune.presets.deepspeed.job import refuse_sizes
 from zenith_tune.presets.deepspeed.lever_declaration import Release, logged_release
 from zenith_tune.presets.deepspeed.levers import LEVERS
 from zenith_tune.presets.levers import NONE, Declared, Lever, LeverChoice, lever_parameters

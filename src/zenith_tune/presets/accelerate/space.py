@@ -19,13 +19,16 @@ from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
 from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation
 from zenith_tune.presets.deepspeed.levers import lever_settings, levers_for
 from zenith_tune.presets.levers import Lever, LeverChoice
-from zenith_tune.strategies.zero_progressive.axes import AXES, CPU, OFF, STAGES
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
     AUTO,
+    AXES,
     BATCH,
+    CPU,
     MICRO_BATCH,
+    OFF,
     STAGE,
+    STAGES,
     DsConfig,
     Keys,
 )

@@ -53,8 +53,7 @@ from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 
 HOOK_FILES = hook_files(
