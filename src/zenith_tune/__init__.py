@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from zenith_tune.api.run_diagnosis import RunDiagnosis as RunDiagnosis
     from zenith_tune.api.study_result import Gain as Gain
     from zenith_tune.api.study_result import StudyResult as StudyResult
-    from zenith_tune.api.tune import TuneOptions as TuneOptions
     from zenith_tune.api.tune import tune as tune
+    from zenith_tune.api.tune_options import TuneOptions as TuneOptions
     from zenith_tune.calibrate.calibration_file import default_calibration as default_calibration
     from zenith_tune.describe.cluster_catalog import load_cluster as load_cluster
     from zenith_tune.describe.framework_spec import load_framework as load_framework
@@ -59,7 +59,8 @@ _HOMES = {
     "zenith_tune.api.plan": ("estimate", "plan"),
     "zenith_tune.api.run_diagnosis": ("RunDiagnosis",),
     "zenith_tune.api.study_result": ("Gain", "StudyResult"),
-    "zenith_tune.api.tune": ("TuneOptions", "tune"),
+    "zenith_tune.api.tune": ("tune",),
+    "zenith_tune.api.tune_options": ("TuneOptions",),
     "zenith_tune.calibrate.calibration_file": ("default_calibration",),
     "zenith_tune.describe.cluster_catalog": ("load_cluster",),
     "zenith_tune.describe.framework_spec": ("load_framework",),

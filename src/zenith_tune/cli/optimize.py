@@ -149,7 +149,7 @@ JOINED = ("args", "strategy_args", "evaluator_args", "runner_args", "slurm")
 
 
 def _make_tuner(command: tuple[str, ...], options: dict[str, Any]) -> PresetTuner:
-    from zenith_tune.api.tune import TuneOptions
+    from zenith_tune.api.tune_options import TuneOptions
     from zenith_tune.shell import ParsedCommand
 
     same = {field.name: options[field.name] for field in fields(TuneOptions) if field.name in options}

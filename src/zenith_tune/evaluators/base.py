@@ -91,7 +91,7 @@ class TuningEvaluator(ABC):
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the steady iterations so far of a trial that still runs, or None where it is too early to tell.
 
-        The log ends with a whole line. An evaluator without this method has trials that run to their end.
+        The log may end in the middle of a line. An evaluator without this method has trials that run to their end.
         """
         return None
 

@@ -81,8 +81,9 @@ class RegexEvaluator(TuningEvaluator):
         """Return the steady numbers so far; None where there are fewer than two, or one is no speed."""
         if not self.shows_progress:
             return None
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            numbers = [self._number(text) for text in self._found(lines_of(stdout))]
+            numbers = [self._number(text) for text in self._found(lines_of(whole_lines))]
         except (ValueError, TimeoutError):
             return None
         if len(numbers) < 2 or min(numbers) <= 0:

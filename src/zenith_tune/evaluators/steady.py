@@ -39,12 +39,12 @@ class SpeedEvaluator(TuningEvaluator):
     """Read the speed of the steady state, as one of its objectives."""
 
     def __init__(self, objective: str, **sizes: float | None) -> None:
-        """Take one of the objectives; the sizes that the job is said to have must be above 0."""
+        """Take one of the objectives; the sizes that the job is said to have must be at least 1."""
         if objective not in self.objectives:
             raise UnknownNameError("objective", objective, self.objectives)
         for name, size in sizes.items():
-            if size is not None and size <= 0:
-                raise UsageError(f"{name} must be above 0, but got {size}", hint="correct it")
+            if size is not None and size < 1:
+                raise UsageError(f"{name} must be at least 1, but got {size}", hint=f"correct {name}")
         self.objective, self.direction = objective, self.objectives[objective]
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:

@@ -358,8 +358,9 @@ class AccelerateEvaluator(SpeedEvaluator):
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady steps so far; None while there are none, or where they are worth nothing."""
-        run, params = self.read(stdout), metadata.get("parameters") or {}
-        is_faulty = _flaw(stdout) or self._fault(run, params)
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
+        run, params = self.read(whole_lines), metadata.get("parameters") or {}
+        is_faulty = _flaw(whole_lines) or self._fault(run, params)
         if not run.seconds or is_faulty:
             return None
         values = self._values(_steady(run), self._batch(run, params))

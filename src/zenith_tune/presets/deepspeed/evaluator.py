@@ -204,14 +204,15 @@ class DeepSpeedEvaluator(SpeedEvaluator):
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady steps so far; None while there are none, or where they are worth nothing."""
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            steps = self._steps(stdout)
+            steps = self._steps(whole_lines)
             if steps.source == _TRAINER:
                 return None
             values, _ = self._steady(steps)
         except ValueError:
             return None
-        if flaw(stdout) is not None:
+        if flaw(whole_lines) is not None:
             return None
         num_steps = max(len(steps.samples_per_s), len(steps.seconds))
         return Progress(
@@ -219,7 +220,7 @@ class DeepSpeedEvaluator(SpeedEvaluator):
             value=long_run(values, self.direction),
             num_iterations=num_steps,
             unit=self._unit,
-            peak_memory_bytes=peak_memory_bytes(stdout),
+            peak_memory_bytes=peak_memory_bytes(whole_lines),
         )
 
     def describe(self) -> str:

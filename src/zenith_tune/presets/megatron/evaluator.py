@@ -141,9 +141,10 @@ class MegatronEvaluator(SpeedEvaluator):
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady lines so far; None while there are none, or where they are worth nothing."""
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            lines = _valid_lines(_all_lines(stdout, metadata), stdout)
-            reading = self._read(_steady(lines), stdout, metadata)
+            lines = _valid_lines(_all_lines(whole_lines, metadata), whole_lines)
+            reading = self._read(_steady(lines), whole_lines, metadata)
         except ValueError:
             return None
         first, last = lines[0].iteration, lines[-1].iteration
@@ -154,7 +155,7 @@ class MegatronEvaluator(SpeedEvaluator):
             value=long_run(reading.values, self.direction),
             num_iterations=last - first + interval,
             unit=reading.unit,
-            peak_memory_bytes=peak_memory_bytes(stdout, lines),
+            peak_memory_bytes=peak_memory_bytes(whole_lines, lines),
         )
 
     def describe(self) -> str:

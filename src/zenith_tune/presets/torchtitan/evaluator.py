@@ -125,8 +125,9 @@ class TorchTitanEvaluator(SpeedEvaluator):
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the values of the steady steps so far; None while there are none, or where they are worth nothing."""
+        whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            lines, tokens = _valid(read_lines(stdout)), self._checked_tokens(stdout)
+            lines, tokens = _valid(read_lines(whole_lines)), self._checked_tokens(whole_lines)
             values = self._values(_steady(lines), tokens)
         except ValueError:
             return None
