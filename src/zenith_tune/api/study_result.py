@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from zenith_tune.errors import UsageError
-from zenith_tune.html_table import html_table
+from zenith_tune.planner.plan import html_table
 from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.view import StudyView
 from zenith_tune.report.study_digest import StudyDigest, verdict_object
