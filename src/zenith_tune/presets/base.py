@@ -112,7 +112,7 @@ def refuse_sizes(**sizes: int | None) -> None:
     """Refuse a size that no job has; None leaves it to the command."""
     for name, value in sizes.items():
         if value is not None and not 1 <= value <= MOST:
-            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint=f"give {name}=1 or more")
+            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint=f"correct it, e.g. {name}=1")
 
 
 def refuse_steps(steps: int) -> None:
