@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from zenith_tune.mimo.model_config import TransformerConfig
+from zenith_tune.mimo.config import TransformerConfig
 from zenith_tune.mimo.tensor_parallel import Block, TensorParallel
 from zenith_tune.mimo.work import MeasuredPass, ModuleRates, PassRate, fit_rate
 

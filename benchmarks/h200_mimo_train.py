@@ -28,9 +28,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zenith_tune.mimo.config import (
+    EncoderConfig,
+    LanguageConfig,
+    MimoConfig,
+    MimoLayout,
+    ModuleLayout,
+    TransformerConfig,
+)
 from zenith_tune.mimo.hugging_face import CausalStage, VisionStage
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 from zenith_tune.mimo.modules import BuildStage, MimoModel
 from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
 from zenith_tune.mimo.samples import RandomSamples, Sample, SampleSource

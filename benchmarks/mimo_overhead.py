@@ -27,9 +27,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zenith_tune.mimo.config import (
+    EncoderConfig,
+    LanguageConfig,
+    MimoConfig,
+    MimoLayout,
+    ModuleLayout,
+    TransformerConfig,
+)
 from zenith_tune.mimo.local_ranks import run_ranks
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 from zenith_tune.mimo.modules import MimoModel, build_module
 from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
 from zenith_tune.mimo.samples import MicroBatch, RandomSamples, Sample, collate

@@ -29,8 +29,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimate.model_flops import flops_per_token
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.strategies.base import EvalFunction, TunedJob
-from zenith_tune.strategies.zero_progressive.axes import matters
-from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
+from zenith_tune.strategies.zero_progressive.ds_config import DsConfig, matters
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value

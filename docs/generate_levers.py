@@ -10,9 +10,9 @@ from typing import Any
 from zenith_tune.describe.megatron.version import NEWEST, OLDEST
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpLever
-from zenith_tune.presets.deepspeed.levers.declaration import OLDEST as OLDEST_DEEPSPEED
-from zenith_tune.presets.deepspeed.levers.declaration import DeepSpeedLever
-from zenith_tune.presets.deepspeed.levers.offered import LEVERS as DEEPSPEED_LEVERS
+from zenith_tune.presets.deepspeed.lever_declaration import OLDEST as OLDEST_DEEPSPEED
+from zenith_tune.presets.deepspeed.lever_declaration import DeepSpeedLever
+from zenith_tune.presets.deepspeed.levers import LEVERS as DEEPSPEED_LEVERS
 from zenith_tune.presets.levers import LeverDeclaration
 from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS as MEGATRON_LEVERS

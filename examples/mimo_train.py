@@ -24,8 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from zenith_tune.errors import UsageError, ZenithTuneError
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+from zenith_tune.mimo.config import (
+    EncoderConfig,
+    LanguageConfig,
+    MimoConfig,
+    MimoLayout,
+    ModuleLayout,
+    TransformerConfig,
+)
 from zenith_tune.mimo.optimizer import OptimizerConfig
 from zenith_tune.mimo.work import check_layout, step_flops
 

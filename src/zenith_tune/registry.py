@@ -247,18 +247,11 @@ def _convert(value: Any, hint: Any, name: str, what: str, parameters: dict[str, 
         return value
     for kind in _scalar_types(hint):
         try:
-            return _parse_bool(value) if kind is bool else _number(value, kind) if kind is not str else value
+            return _parse_bool(value) if kind is bool else kind(value)
         except ValueError:
             continue
     expected = " or ".join(kind.__name__ for kind in _scalar_types(hint))
     raise UsageError(f"{what}: {name} must be {expected}, but got {value!r}. {_valid(parameters)}")
-
-
-def _number(text: str, kind: type[int | float]) -> int | float:
-    """Return a number, written in ASCII: Python takes digits of other scripts too."""
-    if not text.isascii():
-        raise ValueError(text)
-    return kind(text)
 
 
 def _scalar_types(hint: Any) -> list[type]:

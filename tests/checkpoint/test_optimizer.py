@@ -16,7 +16,7 @@ from tests.checkpoint.test_sources import dcp_save
 from tests.mentions import mentions
 from zenith_tune.checkpoint.convert import Target, reshard
 from zenith_tune.checkpoint.optimizer.flat_buffers import by_numels, coalesced, in_buckets
-from zenith_tune.checkpoint.optimizer.parameter_order import in_order
+from zenith_tune.checkpoint.optimizer.state import in_order
 from zenith_tune.checkpoint.output_place import Format
 from zenith_tune.checkpoint.reading.dist_folder import DistFolder
 from zenith_tune.errors import UsageError

@@ -24,8 +24,8 @@ from transformers import (
 
 from tests.mimo.forked_world import run_world
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.config import MimoLayout, ModuleLayout
 from zenith_tune.mimo.hugging_face import CausalStage, VisionStage
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 from zenith_tune.mimo.modules import BuildStage, MimoModel
 from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
 from zenith_tune.mimo.samples import Sample, collate

@@ -27,12 +27,15 @@ from tests.mimo.forked_world import run_world  # noqa: E402
 from tests.mimo.reference import one_process  # noqa: E402
 from tests.mimo.small_models import MODELS, TWO_ENCODERS, VISION_LANGUAGE, pair  # noqa: E402
 from zenith_tune.errors import UsageError  # noqa: E402
+from zenith_tune.mimo.config import (  # noqa: E402
+    MimoConfig,
+    MimoLayout,
+    ModuleLayout,
+)
 from zenith_tune.mimo.megatron.example import example_model, megatron_names  # noqa: E402
 from zenith_tune.mimo.megatron.support import MegatronSupport  # noqa: E402
 from zenith_tune.mimo.megatron.topology import MegatronTopology  # noqa: E402
 from zenith_tune.mimo.megatron.trainer import MegatronTrainer  # noqa: E402
-from zenith_tune.mimo.model_config import MimoConfig  # noqa: E402
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout  # noqa: E402
 from zenith_tune.mimo.modules import MimoModel  # noqa: E402
 from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer  # noqa: E402
 from zenith_tune.mimo.samples import RandomSamples  # noqa: E402

@@ -11,7 +11,7 @@ import torch
 
 from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.model_config import MimoConfig
+from zenith_tune.mimo.config import MimoConfig
 from zenith_tune.mimo.modules import build_module
 from zenith_tune.mimo.samples import RandomSamples, collate
 from zenith_tune.mimo.tensor_parallel import TensorParallel

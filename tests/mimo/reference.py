@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from tests.mimo.small_models import GLOBAL_BATCH_SIZE, NUM_ITEMS
+from zenith_tune.mimo.config import MimoConfig
 from zenith_tune.mimo.local_ranks import run_ranks
-from zenith_tune.mimo.model_config import MimoConfig
 from zenith_tune.mimo.modules import build_module
 from zenith_tune.mimo.optimizer import OptimizerConfig
 from zenith_tune.mimo.samples import RandomSamples, collate

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+from zenith_tune.mimo.config import (
+    EncoderConfig,
+    LanguageConfig,
+    MimoConfig,
+    MimoLayout,
+    ModuleLayout,
+    TransformerConfig,
+)
 
 GLOBAL_BATCH_SIZE = 16
 # Images per sample: all different counts, a text-only sample among others, and text-only micro-batches of 1, 2 and 4.

@@ -6,7 +6,7 @@ import pytest
 
 from tests.mimo.conftest import RunProgram
 from tests.mimo.small_models import LANGUAGE, TWO_ENCODERS, VISION, VISION_LANGUAGE
-from zenith_tune.mimo.model_config import TransformerConfig
+from zenith_tune.mimo.config import TransformerConfig
 from zenith_tune.mimo.work import module_work, step_flops
 
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from zenith_tune.errors import StudyError
-from zenith_tune.record.patience import database_patience, is_away, is_momentary
+from zenith_tune.record.storage import database_patience, is_away, is_momentary
 
 URL = "postgresql://me:hunter2-of-mine@host/studies"
 

@@ -36,8 +36,7 @@ from zenith_tune.checkpoint.output_place import (
     refuse_full_disk,
     shard_name,
 )
-from zenith_tune.checkpoint.reading.checkpoint import read_checkpoint
-from zenith_tune.checkpoint.reading.plain_folder import CONFIG, in_files
+from zenith_tune.checkpoint.reading.checkpoint import CONFIG, in_files, read_checkpoint
 from zenith_tune.checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, TRACKER
 from zenith_tune.checkpoint.reading.shard_set import ShardSet
 from zenith_tune.checkpoint.reading.state_dict import ARGS

@@ -32,12 +32,12 @@ def export(study: str, **options: Any) -> int:
 
     view = find_study(study, db=options["db"], output_dir=options["output_dir"]).view()
     if uri is not None:
-        from zenith_tune.exports.mlflow import export_to_mlflow
+        from zenith_tune.exports import export_to_mlflow
 
         num_new, num_known = export_to_mlflow(view, uri)
         click.echo(f"experiment {view.name}: {num_new} runs written, {num_known} were there")
     if folder is not None:
-        from zenith_tune.exports.tensorboard import export_to_tensorboard
+        from zenith_tune.exports import export_to_tensorboard
 
         target, count = export_to_tensorboard(view, folder)
         click.echo(f"{target}: {count} trials written; tensorboard --logdir {folder}")

@@ -10,7 +10,6 @@ import click
 from zenith_tune.cli.options import (
     BATCH,
     SEQUENCE,
-    IntRange,
     Options,
     debug_option,
     echo_json,
@@ -30,7 +29,7 @@ RUN_BY = "accelerate"
 
 
 @click.command(short_help="Give a layout by the size of a model, beside what the planner would choose.")
-@click.option("--gpus", type=IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
+@click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
 @click.option("--gpu", default=GPU, show_default=True, metavar="NAME", help="Their kind, e.g. h100.")
 @topology_option(": TP stays where NVLink joins its GPUs")
 @click.option("--seq", type=SEQUENCE, default=SEQ_LEN, show_default=True, metavar="N", help="Sequence length.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.options import NUMBER, IntRange, Percent, RecordedCommand, Size
+from zenith_tune.cli.options import PERCENT, SIZE, RecordedCommand
 from zenith_tune.errors import StudyInterrupted, UsageError
 from zenith_tune.units import GIB
 
@@ -51,28 +51,28 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
               help="Which way the REGEX of --objective is better. [default: minimize]")  # fmt: skip
 @click.option("--select", type=click.Choice(SELECTORS),
               help="Which match of the REGEX of --objective counts. [default: last]")  # fmt: skip
-@click.option("--n-trials", type=IntRange(min=1), metavar="N", help="Budget of trials.")
-@click.option("--train-hours", type=NUMBER, metavar="H",
+@click.option("--n-trials", type=click.IntRange(min=1), metavar="N", help="Budget of trials.")
+@click.option("--train-hours", type=float, metavar="H",
               help="How long the training will run that this is for: the search ends when another trial would cost "
               "more than it saves. [default: the command's own steps, or 8]")  # fmt: skip
-@click.option("--gpu-hours", type=NUMBER, metavar="H", help="Budget of GPU time, over all trials.")
-@click.option("--max-hours", type=NUMBER, metavar="H", help="End the study after H hours.")
-@click.option("--price", type=NUMBER, metavar="USD", help="Price of a GPU-hour, to say what the study costs.")
+@click.option("--gpu-hours", type=float, metavar="H", help="Budget of GPU time, over all trials.")
+@click.option("--max-hours", type=float, metavar="H", help="End the study after H hours.")
+@click.option("--price", type=float, metavar="USD", help="Price of a GPU-hour, to say what the study costs.")
 @click.option(
-    "--max-memory", type=Size(), metavar="SIZE", help="The best layout may take so much of a GPU's memory: 70GiB."
+    "--max-memory", type=SIZE, metavar="SIZE", help="The best layout may take so much of a GPU's memory: 70GiB."
 )
-@click.option("--headroom", type=Percent(), metavar="PCT",
+@click.option("--headroom", type=PERCENT, metavar="PCT",
               help="The best layout must leave so much of a GPU's memory free. [default: 0.2%]")  # fmt: skip
 @click.option("--confirm/--no-confirm", default=True, show_default=True,
               help="Run the best layout and your own command once more before a gain is claimed.")  # fmt: skip
-@click.option("--repeats", type=IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
-@click.option("--timeout", type=NUMBER, metavar="S", help="End a trial after S seconds.")
+@click.option("--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each point N times.")
+@click.option("--timeout", type=float, metavar="S", help="End a trial after S seconds.")
 @click.option("--timeout-dynamic", is_flag=True, help="End a trial once it cannot beat the best one any more.")
-@click.option("--timeout-margin", type=NUMBER, metavar="X",
+@click.option("--timeout-margin", type=float, metavar="X",
               help="--timeout-dynamic: how many times the best trial's duration. [default: 1.5]")  # fmt: skip
 @click.option("--early-stop/--no-early-stop", default=True, show_default=True,
               help="End a trial once its value is known, or almost certainly worse than the best.")  # fmt: skip
-@click.option("--early-precision", type=NUMBER, metavar="PCT",
+@click.option("--early-precision", type=float, metavar="PCT",
               help="--early-stop: how well a value must be known, in percent. [default: 1]")  # fmt: skip
 @click.option("--no-baseline", is_flag=True, help="Do not run your own command first.")
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Where studies are kept. [default: zenithtune-out]")
@@ -90,13 +90,13 @@ SELECTORS = ("last", "first", "min", "max", "mean", "median")
 @click.option("--hostfile", metavar="PATH", help="Run trials over the hosts of a file: one line `name slots=8` each.")
 @click.option("--parallel", metavar="auto|N", default="1", show_default=True,
               help="How many trials run side by side; auto: as many as there are GPUs for.")  # fmt: skip
-@click.option("--gpus-per-trial", type=IntRange(min=1), metavar="N",
+@click.option("--gpus-per-trial", type=click.IntRange(min=1), metavar="N",
               help="GPUs per node that a trial needs. [default: what the command starts]")  # fmt: skip
-@click.option("--nodes-per-trial", type=IntRange(min=1), metavar="N",
+@click.option("--nodes-per-trial", type=click.IntRange(min=1), metavar="N",
               help="Nodes that a trial needs. [default: what the command starts]")  # fmt: skip
-@click.option("--max-duplicates", type=IntRange(min=1), default=100, show_default=True, metavar="N",
+@click.option("--max-duplicates", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
               help="Stop random or optuna after N repeated points in a row.")  # fmt: skip
-@click.option("--max-prunes", type=IntRange(min=1), default=1000, show_default=True, metavar="N",
+@click.option("--max-prunes", type=click.IntRange(min=1), default=1000, show_default=True, metavar="N",
               help="Stop random or optuna after N pruned points in a row.")  # fmt: skip
 @click.option("--dump-env", is_flag=True, help="Record the environment, with secrets masked.")
 @click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")

@@ -23,33 +23,11 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 
 
-class _AsciiNumber(click.ParamType[Any]):
-    """Refuse digits of other scripts, which Python reads as numbers."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the number."""
-        if not str(value).isascii():
-            self.fail(f"{value!r} is not a number in the digits 0 to 9.", param, ctx)
-        return super().convert(value, param, ctx)
+COUNT = click.IntRange(min=1)
+BATCH, SEQUENCE = click.IntRange(1, MAX_BATCH), click.IntRange(1, MAX_SEQ)
 
 
-class IntRange(_AsciiNumber, click.IntRange):
-    """Take a whole number of a range."""
-
-
-class FloatRange(_AsciiNumber, click.FloatRange):
-    """Take a number of a range."""
-
-
-class Number(_AsciiNumber, click.types.FloatParamType):
-    """Take any number."""
-
-
-COUNT, NUMBER = IntRange(min=1), Number()
-BATCH, SEQUENCE = IntRange(1, MAX_BATCH), IntRange(1, MAX_SEQ)
-
-
-class Probability(FloatRange):
+class Probability(click.FloatRange):
     """Take a number above 0 and up to 1."""
 
     def __init__(self) -> None:
@@ -63,30 +41,23 @@ class Probability(FloatRange):
         return number
 
 
-class Size(click.ParamType[float]):
-    """Take an amount of memory: `70GiB`, `80 GB`, `512MiB`."""
+class Amount(click.ParamType[float]):
+    """Take what a function of the library reads."""
 
-    name = "size"
+    name = "amount"
+
+    def __init__(self, read: Callable[[str], float]) -> None:
+        self._read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the amount in bytes."""
+        """Read the amount."""
         try:
-            return parse_size(str(value))
+            return self._read(str(value))
         except UsageError as error:
             self.fail(f"{error}.", param, ctx)
 
 
-class Percent(click.ParamType[float]):
-    """Take a share in percent: `5%`, or `5`; a number below 1 may be meant as a fraction, so that it needs its sign."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the share as a fraction."""
-        try:
-            return parse_share(str(value))
-        except UsageError as error:
-            self.fail(f"{error}.", param, ctx)
+SIZE, PERCENT = Amount(parse_size), Amount(parse_share)
 
 
 class RecordedCommand(click.Command):

@@ -14,8 +14,6 @@ from zenith_tune.cli.options import (
     COUNT,
     PRECISIONS,
     SEQUENCE,
-    FloatRange,
-    IntRange,
     Options,
     calibration_option,
     debug_option,
@@ -111,7 +109,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
 @click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
               help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
-@click.option("--imbalance", type=FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE,
+@click.option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE,
               show_default=True, help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
 @click.option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
 @click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
@@ -129,7 +127,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
               help="all: also what is never predicted to be better.")  # fmt: skip
 @risk_option("Leave out what runs out of memory with this probability or more.")
 @calibration_option()
-@click.option("--probe", type=IntRange(1, MAX_PROBES), metavar="K",
+@click.option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K",
               help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
 @path_option("--html", help="Also write the plan as one HTML page.")
 @json_option

@@ -13,8 +13,6 @@ import click
 from zenith_tune.cli.options import (
     BATCH,
     COUNT,
-    NUMBER,
-    IntRange,
     Options,
     args_option,
     calibration_of,
@@ -44,7 +42,7 @@ NUM_STEPS = 3
 @click.command(short_help="Measure a cluster's layout on one GPU: memory and work of single ranks.")
 @click.option("--layout", "layouts", metavar="LAYOUT", multiple=True,
               help="What to probe, e.g. 'TP8 PP4'. May be given again. [default: the command's own]")  # fmt: skip
-@click.option("--top", type=IntRange(1, MAX_PROBES), metavar="K", help="Probe the best K layouts of the plan.")
+@click.option("--top", type=click.IntRange(1, MAX_PROBES), metavar="K", help="Probe the best K layouts of the plan.")
 @args_option("Arguments of preset megatron-lm, e.g. gbs=256.")
 @click.option("--gpus", type=COUNT, metavar="N", help="GPUs of the cluster. [default: the command's]")
 @click.option("--cluster", metavar="NAME|PATH", help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")
@@ -53,7 +51,7 @@ NUM_STEPS = 3
 @click.option("--vocab", type=COUNT, metavar="N", help="Vocabulary, where only a tokenizer knows it.")
 @click.option("--steps", type=COUNT, default=NUM_STEPS, show_default=True, metavar="N",
               help="Whole steps to measure on each rank.")  # fmt: skip
-@click.option("--timeout", type=NUMBER, metavar="S", help="End a rank after S seconds.")
+@click.option("--timeout", type=float, metavar="S", help="End a rank after S seconds.")
 @calibration_option("of the plan that is compared")
 @path_option("--output-dir", metavar=None, help="Where probes are kept. [default: zenithtune-out]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; text for people on stderr.")

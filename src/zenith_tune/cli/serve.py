@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.options import IntRange, debug_option, study_place
+from zenith_tune.cli.options import debug_option, study_place
 from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Show a study as a page that follows it while it runs.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Where to listen.")  # fmt: skip
-@click.option("--port", type=IntRange(0, 65535), default=0, metavar="N", help="The port. [default: a free one]")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="The port. [default: a free one]")
 @click.option("--token", metavar="TOKEN", envvar="ZENITHTUNE_TOKEN",
               help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: your own, made up once]",
               )  # fmt: skip

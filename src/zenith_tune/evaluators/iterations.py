@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zenith_tune.units import GIB, MIB, is_digits
+from zenith_tune.units import GIB, MIB, whole
 
 # The pattern starts with a plain word, which lets the search skip quickly over megabytes of other text.
 _START = re.compile(r"iteration[ \t]{1,20}([0-9]{1,12})/[ \t]{0,20}[0-9]{1,12}[ \t]{0,4}\|")
@@ -157,14 +157,10 @@ def _read_line(iteration: int, fields: Mapping[str, str]) -> IterationLine | Non
         iteration=iteration,
         seconds=elapsed_ms / 1000,
         tflops_per_gpu=read_number(fields.get(TFLOPS, "")),
-        global_batch_size=_count(fields.get("global batch size")) or None,
+        global_batch_size=whole(fields.get("global batch size", "")) or None,
         memory_bytes=gib_to_bytes(fields.get("memory(GiB)")),
-        num_skipped=_count(fields.get("number of skipped iterations")),
-        num_nan=_count(fields.get("number of nan iterations")),
+        num_skipped=whole(fields.get("number of skipped iterations", "")) or 0,
+        num_nan=whole(fields.get("number of nan iterations", "")) or 0,
         flaw=first_flaw(fields),
         has_lm_loss="lm loss" in fields,
     )
-
-
-def _count(text: str | None) -> int:
-    return int(text) if text and is_digits(text) and len(text) < 16 else 0

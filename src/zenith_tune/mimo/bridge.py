@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zenith_tune.mimo.config import LANGUAGE, lane_partners, rows_of_lanes
 from zenith_tune.mimo.grid import HyperCommGrid
-from zenith_tune.mimo.module_layout import LANGUAGE, lane_partners, rows_of_lanes
 from zenith_tune.mimo.modules import MimoModel
 from zenith_tune.mimo.samples import MicroBatch
 from zenith_tune.mimo.topology import ModuleRole

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig
-from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.config import LANGUAGE, EncoderConfig, LanguageConfig, MimoConfig
 from zenith_tune.mimo.samples import MicroBatch
 from zenith_tune.mimo.tensor_parallel import (
     ColumnLinear,

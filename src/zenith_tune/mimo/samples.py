@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zenith_tune.mimo.model_config import EncoderConfig, MimoConfig
+from zenith_tune.mimo.config import EncoderConfig, MimoConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

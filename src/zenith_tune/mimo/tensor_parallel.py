@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.config import TransformerConfig
 from zenith_tune.mimo.gradients import full_precision
-from zenith_tune.mimo.model_config import TransformerConfig
 from zenith_tune.mimo.work import stage_layers
 
 

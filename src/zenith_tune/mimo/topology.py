@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 from zenith_tune.errors import UsageError, ZenithTuneError
+from zenith_tune.mimo.config import MimoLayout, ModuleLayout
 from zenith_tune.mimo.grid import HyperCommGrid
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
 
 DIMS = ["tp", "pp", "dp"]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zenith_tune.mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
-from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.config import LANGUAGE
 from zenith_tune.mimo.modules import LanguageStage, MimoModel
 from zenith_tune.mimo.optimizer import MimoOptimizer
 from zenith_tune.mimo.samples import MicroBatch, SampleSource, collate, lane_samples

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout
+from zenith_tune.mimo.config import LANGUAGE, EncoderConfig, LanguageConfig, MimoConfig, MimoLayout, TransformerConfig
 
 
 def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:

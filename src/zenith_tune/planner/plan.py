@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import html
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.html_table import html_table
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.units import GIB, count, format_bytes, format_seconds
@@ -287,3 +287,19 @@ def beats(one: PlannedLayout, other: PlannedLayout) -> bool:
     a = (one.step_s, one.memory_bytes, one.layout.num_gpus)
     b = (other.step_s, other.memory_bytes, other.layout.num_gpus)
     return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "") -> str:
+    """Return a table as HTML, with every text escaped.
+
+    >>> html_table(["layout"], [["<TP8>"]])
+    '<table><thead><tr><th>layout</th></tr></thead><tbody><tr><td>&lt;TP8&gt;</td></tr></tbody></table>'
+    """
+    head = f"<thead>{_row(columns, 'th')}</thead>"
+    body = f"<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody>"
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}{head}{body}</table>"
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"

@@ -25,8 +25,7 @@ from zenith_tune.study.trial import Prediction, Trial
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 
 _SCRIPT = re.compile(r"(?<!\S)[\w./-]{1,200}\.(?:py|sh)(?!\S)")
@@ -106,6 +105,23 @@ def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:
     return names
 
 
+MOST = 2**31
+
+
+def refuse_sizes(**sizes: int | None) -> None:
+    """Refuse a size that no job has; None leaves it to the command."""
+    for name, value in sizes.items():
+        if value is not None and not 1 <= value <= MOST:
+            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint=f"correct it, e.g. {name}=1")
+
+
+def refuse_steps(steps: int) -> None:
+    """Refuse trials of too few steps to measure, or of more than any needs."""
+    if not 3 <= steps <= MOST_STEPS:
+        raise UsageError(f"steps must be from 3 to {MOST_STEPS}, but got {steps}", hint="give steps=20")
+
+
+MOST_STEPS = 10_000
 NUMERIC_POINTS = 5
 """How many values of a numeric parameter are points of their own."""
 MAX_POINTS = 1_000_000
@@ -296,10 +312,10 @@ PresetRegistry: Registry[TuningPreset] = Registry(
     "zenith_tune.presets",
     {
         "accelerate": "zenith_tune.presets.accelerate.preset",
-        "axolotl": "zenith_tune.presets.axolotl.preset",
+        "axolotl": "zenith_tune.presets.axolotl",
         "deepspeed": "zenith_tune.presets.deepspeed.preset",
         "demo": "zenith_tune.presets.demo",
-        "llamafactory": "zenith_tune.presets.llamafactory.preset",
+        "llamafactory": "zenith_tune.presets.llamafactory",
         "megatron": "zenith_tune.presets.megatron.preset",
         "megatron-bridge": "zenith_tune.presets.megatron_bridge.preset",
         "megatron-lm": "zenith_tune.presets.megatron_lm.preset",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import BATCH, JobFacts
-from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.base import PresetRegistry, TuningPreset, refuse_sizes
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
@@ -26,9 +25,7 @@ class DemoPreset(TuningPreset):
     """Tune three options of the bundled fake trainer; the constructor's keywords are what `--args` takes."""
 
     def __init__(self, *, n_gpus: int = 8, gbs: int = 16) -> None:
-        for name, value in {"n_gpus": n_gpus, "gbs": gbs}.items():
-            if value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")
+        refuse_sizes(n_gpus=n_gpus, gbs=gbs)
         self.n_gpus = n_gpus
         self.gbs = gbs
 

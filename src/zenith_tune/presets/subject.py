@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -66,6 +66,16 @@ def job_model(name: str | None) -> ModelSpec:
         hint = "give --args model=NAME, a Hugging Face id or the path of a config.json"
         raise UsageError("the model is not known: the command has no --model_name_or_path", hint=hint)
     return load_model(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOverrides:
+    """Hold what the user says beside the command; None leaves it to the command, its files and its run."""
+
+    n_gpus: int | None = None
+    gbs: int | None = None
+    model: str | None = None
+    seq: int | None = None
 
 
 S = TypeVar("S")

@@ -24,10 +24,9 @@ from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
-from zenith_tune.units import is_digits
+from zenith_tune.units import whole
 
 OPTION = "--global-batch-size"
-_MOST_DIGITS = 12
 
 
 def batch_note(study: Study) -> str:
@@ -50,7 +49,7 @@ def trained_batch(trial: Trial) -> int | None:
         said = ParsedCommand.of(trial.command).get(OPTION) or ""
     except CommandError:
         return None
-    return int(said) or None if is_digits(said) and len(said) <= _MOST_DIGITS else None
+    return whole(said) or None
 
 
 _COLUMNS = (

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zenith_tune.errors import StudyError
 from zenith_tune.record.folder import StudyFolder, held_by
-from zenith_tune.record.patience import database_patience
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
-from zenith_tune.record.server.claims import Claims, create_once, run_key
+from zenith_tune.record.server.claims import Claims, TunerIdentity, create_once, run_key
 from zenith_tune.record.server.url import database_path, is_server, one_at_a_time
-from zenith_tune.record.storage import clear_errors, open_storage
+from zenith_tune.record.storage import clear_errors, database_patience, open_storage
 from zenith_tune.record.stored_trial import (
     RESULT,
     RUN,
@@ -26,7 +25,6 @@ from zenith_tune.record.stored_trial import (
     result_of,
     trial_view,
 )
-from zenith_tune.record.tuner_identity import TunerIdentity
 from zenith_tune.record.view import StudyHeader, TrialView
 from zenith_tune.study.files import write_json
 from zenith_tune.study.optuna_types import name_objective, quiet_optuna, to_distribution

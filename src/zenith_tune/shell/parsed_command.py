@@ -29,7 +29,7 @@ from zenith_tune.shell.rank_launcher import RankLauncher, StartedProgram
 from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands, splices_through
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
-from zenith_tune.units import is_digits
+from zenith_tune.units import is_digits, whole
 
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
@@ -169,8 +169,8 @@ class ParsedCommand:
 
     def count(self, *options: str | None) -> int | None:
         """Return the first whole number above 0 that one of these options has; None where none has any."""
-        values = (self.get(option) for option in options if option)
-        return next((int(text) for text in values if text and is_digits(text) and len(text) < 10 and int(text)), None)
+        values = (whole(self.get(option) or "") for option in options if option)
+        return next(filter(None, values), None)
 
     def is_on(self, option: str) -> bool:
         """Tell whether the program is given the option, and not to switch it off."""

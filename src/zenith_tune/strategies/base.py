@@ -18,8 +18,7 @@ from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Findings, Outcome, Trial
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 
 def _no_layout(params: Mapping[str, Value]) -> Layout | None:

@@ -34,20 +34,16 @@ from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import RERUN, YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog
-from zenith_tune.study.verdict import Verdict, spent_s, verdict_of
+from zenith_tune.study.verdict import Verdict, verdict_of
 from zenith_tune.tuning.config import TRIAL_FOLDER, StudyConfig
 from zenith_tune.tuning.events import StudyListener, StudyNotifier, StudyPlan
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 from zenith_tune.tuning.interruption import Interruption
 from zenith_tune.tuning.orphans import OrphanedTrials
+from zenith_tune.tuning.trial_limits import TrialLimits
 from zenith_tune.tuning.watch import SilenceLimit, SilenceWatch
-from zenith_tune.units import format_seconds
 
 _PAUSE_S = 0.5
-CONFIRMING = 1.2
-"""How many times as long as at first the runs that confirm a gain are taken to last, where a budget must hold them."""
-SHORTEST = 0.8
-"""A trial may take this share of the shortest so far; one that has less time left by the budget is not started."""
 NUM_SHOWN_LINES = 20
 """Of the log of the user's own command, where it fails."""
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
@@ -76,11 +72,7 @@ class StudySession:
         self._lock = StudyLock(database, place.study_name) if database is not None else None
         self._record: StudyRecord | None = None
         self._search = StudySearch()
-        self._began = time.monotonic()
-        self._earlier_s = 0.0
-        """How long earlier runs of the study took."""
-        self._running: dict[int, float] = {}
-        """When the trials that run now were started, by number."""
+        self._limits = TrialLimits(config, self.study)
         self._silence = SilenceLimit(config.timeouts.fixed_s)
         self._orphans = OrphanedTrials(self._execution, self._notifier, place.folder.path, config.timeouts.fixed_s)
         self.others: OtherTuners | None = None
@@ -134,11 +126,11 @@ class StudySession:
 
     def _keep_limits(self, search: StudySearch) -> None:
         """Take the limits that the study was begun with where no others are stated, and the time that it took."""
-        self._earlier_s = search.elapsed_s
+        self._limits.earlier_s = search.elapsed_s
         config = self.config.with_limits(search.budget, search.memory)
         if config == self.config:
             return
-        self.config = config
+        self.config = self._limits.config = config
         self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
         options = ", ".join([*config.budget.options(), *config.memory.options()])
         self._notifier.noted(f"the study keeps the limits that it was begun with: {options}")
@@ -146,7 +138,7 @@ class StudySession:
     @property
     def elapsed_s(self) -> float:
         """How long all runs of the study took by now."""
-        return self._earlier_s + time.monotonic() - self._began
+        return self._limits.elapsed_s
 
     def _exists_already(self) -> StudyError:
         return StudyError(
@@ -240,6 +232,7 @@ class StudySession:
     def begin_search(self, plan: StudyPlan) -> None:
         """Write by which strategy the study is searched, and for how many trials at most."""
         record = self._require_record()
+        self._limits.num_slots = plan.num_slots
         self._search = replace(
             record.search(),
             strategy=plan.strategy,
@@ -320,57 +313,11 @@ class StudySession:
         """Return the memory of a GPU: the cluster's, or what a run that was out of it said."""
         return self.config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
 
-    def _left_s(self, *, keeps: bool) -> float | None:
-        """Return how long a trial that starts now may run by the budget; None: as long as it takes.
-
-        `keeps` leaves room to run the best and the user's own command again.
-        """
-        if not self.config.budget.describe():  # nothing to add up after every trial
-            return None
-        num_gpus, now = self.config.num_gpus or 1, time.monotonic()
-        running_s = sum(now - start for start in list(self._running.values()))
-        left_s = self.config.budget.left_s(
-            gpu_s=(spent_s(self.study) + running_s) * num_gpus, elapsed_s=self.elapsed_s, num_gpus=num_gpus
-        )
-        again = (self.study.best, self.study.baseline) if keeps and self.config.confirm else ()
-        kept_s = CONFIRMING * sum((trial.duration_s or 0.0) * trial.num_runs for trial in again if trial is not None)
-        # Trials that start together, and the repeats of one, share what is left.
-        share = self.config.repeats * (self._search.num_slots if keeps else 1)
-        return None if left_s is None else (left_s - kept_s) / share
-
-    def _check_budget(self, *, keeps: bool) -> None:
-        left_s = self._left_s(keeps=keeps)
-        if left_s is None:
-            return
-        # A trial that cannot come to its end would be paid for in vain.
-        least_s = SHORTEST * min((run.duration_s or 0.0 for run in self.study.runs if run.ok), default=0.0)
-        if left_s <= least_s:
-            left = []
-            if left_s > 0:
-                left.append(f"{format_seconds(left_s)}, less than a trial takes")
-            if keeps and self.config.confirm and self.study.best:
-                left.append("what confirming the best takes")
-            kept = f" but for {' and '.join(left)}" if left else ""
-            raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent{kept}")
-
-    def _without_budget(self, trial: Trial, *, keeps: bool) -> Trial:
-        """Take a trial that the end of the budget cut off for one that did not run: a resumed study runs it again."""
-        left_s = self._left_s(keeps=keeps) if trial.outcome is Outcome.TIMEOUT else None
-        if left_s is None or left_s - (trial.duration_s or 0.0) > 0:
-            return trial
-        return replace(trial, outcome=Outcome.CANCELLED, cause="the budget ended", failure=None)
-
-    def _limit_s(self, *, is_baseline: bool = False, keeps: bool = True) -> float | None:
-        """Return how long a trial may run: by the timeouts, and by what is left of the budget as it starts."""
-        timeouts = self.config.timeouts
-        limits = (timeouts.fixed_s if is_baseline else timeouts.limit_s(self.study), self._left_s(keeps=keeps))
-        return min((limit for limit in limits if limit is not None), default=None)
-
     def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
         self._interruption.check()
         self._wait_while_paused()
         keeps = not identity.endswith(RERUN)
-        self._check_budget(keeps=keeps)
+        self._limits.check(keeps=keeps)
         record = self._require_record()
         started, job = self._orphans.pop(identity)
         if started is None:
@@ -383,20 +330,17 @@ class StudySession:
                 self.others.own(number)
             started = replace(started, number=number, folder=self.config.place.folder.trial(number).path)
         folder = TrialFolder(started.folder or self.config.place.folder.path)
-        limit_s = self._limit_s(is_baseline=is_baseline, keeps=keeps)
+        limit_s = self._limits.limit_s(is_baseline=is_baseline, keeps=keeps)
         label = self.label(started)
         self._notifier.started(started, label, self._execution.first_log(folder), limit_s)
-        self._running[started.number or 0] = time.monotonic()
-        try:
+        with self._limits.counting(started.number or 0):
             trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
-        finally:
-            self._running.pop(started.number or 0, None)
-        trial = self._without_budget(trial, keeps=keeps)
+        trial = self._limits.without_cut_off(trial, keeps=keeps)
         self._finish(record, trial, label)
         if trial.outcome is Outcome.CANCELLED and trial.failure is None:
             self.study.cut_off_s += trial.duration_s or 0.0
             self._interruption.check()
-            self._check_budget(keeps=keeps)
+            self._limits.check(keeps=keeps)
             raise TrialExhausted("the study is ending")
         return trial
 

@@ -8,7 +8,7 @@ import pytest
 from tests.mentions import mentions
 from tests.planner.mimo.jobs import mimo_job, module
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.module_layout import MimoLayout, ModuleLayout
+from zenith_tune.mimo.config import MimoLayout, ModuleLayout
 from zenith_tune.mimo.work import ModuleWork
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing, why_not
 from zenith_tune.planner.mimo.job import MimoJob

@@ -13,7 +13,7 @@ from tests.command_runs import running
 from zenith_tune import PresetTuner
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.preset import MegatronPreset
-from zenith_tune.presets.megatron.swift_run import in_full
+from zenith_tune.presets.megatron.swift import in_full
 from zenith_tune.shell import ParsedCommand
 
 PLANS = {

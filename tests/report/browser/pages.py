@@ -21,7 +21,7 @@ from zenith_tune.record.source import studies_in
 from zenith_tune.report.plan.json import plan_digest
 from zenith_tune.report.study_comparison import compared
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.serve.listed_study import list_object
+from zenith_tune.serve.study_index import list_object
 from zenith_tune.study.trial import Outcome
 
 Json = dict[str, Any]

@@ -12,7 +12,6 @@ from zenith_tune.checkpoint.joined_model import JoinedModel
 from zenith_tune.checkpoint.model_shape import count_of
 from zenith_tune.checkpoint.new_layout import NewLayout
 from zenith_tune.checkpoint.optimizer.flat_buffers import bucket_numels, by_dtype, by_numels, part_of_flat, sizes_of
-from zenith_tune.checkpoint.optimizer.parameter_order import in_order, is_parameter
 from zenith_tune.checkpoint.optimizer.rank_files import KINDS, OPTIMIZER, STATE, scalar
 from zenith_tune.checkpoint.optimizer.state import (
     MASTER,
@@ -23,6 +22,8 @@ from zenith_tune.checkpoint.optimizer.state import (
     OptimizerState,
     States,
     by_optimizer,
+    in_order,
+    is_parameter,
     scheduler_of,
 )
 from zenith_tune.checkpoint.reading.dist_folder import COMMON, DistFolder

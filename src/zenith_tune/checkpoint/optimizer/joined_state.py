@@ -9,9 +9,8 @@ import numpy as np
 from zenith_tune.checkpoint.joined_model import JoinedModel, join_shards, with_vocab
 from zenith_tune.checkpoint.model_shape import ModelShape
 from zenith_tune.checkpoint.optimizer.dist_tensors import read_dist_state
-from zenith_tune.checkpoint.optimizer.parameter_order import is_parameter
 from zenith_tune.checkpoint.optimizer.rank_files import read_rank_states
-from zenith_tune.checkpoint.optimizer.state import MASTER, MOMENTS, LeftOutError, OptimizerState
+from zenith_tune.checkpoint.optimizer.state import MASTER, MOMENTS, LeftOutError, OptimizerState, is_parameter
 from zenith_tune.checkpoint.reading.rank_folders import has_rank_folders
 from zenith_tune.checkpoint.reading.shard_set import TORCH_DIST, Contents, ShardSet
 from zenith_tune.checkpoint.split_rules import HEAD, TIED_HEAD, Split, split_of

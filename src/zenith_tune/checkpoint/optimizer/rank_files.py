@@ -17,7 +17,6 @@ from zenith_tune.checkpoint.optimizer.flat_buffers import (
     part_of_flat,
     sizes_of,
 )
-from zenith_tune.checkpoint.optimizer.parameter_order import has_decay, is_parameter
 from zenith_tune.checkpoint.optimizer.state import (
     MASTER,
     MOMENTS,
@@ -29,6 +28,8 @@ from zenith_tune.checkpoint.optimizer.state import (
     OptimizerState,
     States,
     by_optimizer,
+    has_decay,
+    is_parameter,
     scheduler_of,
 )
 from zenith_tune.checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, RankFolders

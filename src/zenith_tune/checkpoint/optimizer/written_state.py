@@ -12,9 +12,18 @@ from zenith_tune.checkpoint.new_layout import NewLayout
 from zenith_tune.checkpoint.optimizer.dist_tensors import SHARDING_TYPE
 from zenith_tune.checkpoint.optimizer.flat_buffers import by_dtype, in_buckets, laid_flat, sizes_of
 from zenith_tune.checkpoint.optimizer.joined_state import JoinedOptimizer
-from zenith_tune.checkpoint.optimizer.parameter_order import has_decay, in_order, is_parameter
 from zenith_tune.checkpoint.optimizer.rank_files import MASTERS, OPTIMIZER, STATE
-from zenith_tune.checkpoint.optimizer.state import MASTER, PARAM_GROUPS, SCALER, STEP, Groups, by_optimizer
+from zenith_tune.checkpoint.optimizer.state import (
+    MASTER,
+    PARAM_GROUPS,
+    SCALER,
+    STEP,
+    Groups,
+    by_optimizer,
+    has_decay,
+    in_order,
+    is_parameter,
+)
 from zenith_tune.checkpoint.split_rules import LayerNumbers, is_expert
 from zenith_tune.checkpoint.tensor_view import TORCH_NAMES, JoinedTensor
 

@@ -1,17 +1,99 @@
-"""What kind of checkpoint a folder holds, and the weights of it, whatever the kind."""
+"""What kind of checkpoint a folder holds, and its weights, which may lie in plain files with or without an index."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zenith_tune.checkpoint.output_place import PREFIX, Format
 from zenith_tune.checkpoint.reading.dist_folder import METADATA, read_dist
-from zenith_tune.checkpoint.reading.plain_folder import find_weights, read_weights, states_beside
 from zenith_tune.checkpoint.reading.rank_folders import has_rank_folders, iteration_folder, read_rank_folders
-from zenith_tune.checkpoint.reading.shard_set import TORCH_DIST, ShardSet, read_shards, shard_set
-from zenith_tune.checkpoint.tensor_view import ShardContent
+from zenith_tune.checkpoint.reading.shard_set import TORCH_DIST, ShardSet, read_file, read_shards, shard_set
+from zenith_tune.checkpoint.tensor_view import JoinedTensor, ShardContent, StoredTensor
+from zenith_tune.describe.config_json import read_config
 from zenith_tune.errors import UsageError
+from zenith_tune.study.files import read_regular
+
+CONFIG = "config.json"
+WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "pytorch_model/mp_rank_00_model_states.pt",
+)
+"""By preference; the last is what DeepSpeed writes through Accelerate."""
+STATES = ("optimizer", "scheduler", "sampler", "random_states", "scaler", "custom_checkpoint", "zero_pp_rank")
+MAX_INDEX_BYTES = 100_000_000
+FILE_BYTES = 5_000_000_000
+"""What transformers puts into one file at most."""
+
+
+def find_weights(folder: Path) -> Path | None:
+    """Return the file that holds the weights or names those that do."""
+    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+
+
+def read_weights(path: Path) -> ShardContent:
+    """Return the weights of one file, or of all files that an index names."""
+    if path.suffix == ".json":
+        return _indexed(path)
+    (content, *more) = read_file(path)
+    if more:
+        raise UsageError(f"{path} holds {1 + len(more)} virtual stages", hint="give the folder of all its ranks")
+    if not content.tensors or any(0 in tensor.shape for tensor in content.tensors.values()):
+        problem = f"{path} holds no weights, or only their names, as with ZeRO-3"
+        raise UsageError(problem, hint="join them by DeepSpeed's zero_to_fp32.py first")
+    return content
+
+
+def states_beside(folder: Path) -> tuple[str, ...]:
+    """Return the files of a saved state that hold no weights."""
+    return tuple(sorted(path.name for path in folder.iterdir() if path.name.startswith(STATES)))
+
+
+def _indexed(path: Path) -> ShardContent:
+    try:
+        index: Any = json.loads(read_regular(path, MAX_INDEX_BYTES))
+        files: dict[str, str] = dict(index["weight_map"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        raise UsageError(f"{path} is no index of weights", hint="copy or save it again") from None
+    tensors: dict[str, StoredTensor] = {}
+    for name in sorted(set(map(str, files.values()))):
+        if "/" in name or name in ("", ".", "..") or not (path.parent / name).is_file():
+            raise UsageError(f"{path} names {name!r}, which is no file beside it", hint="copy all of its files")
+        tensors |= {key: each for key, each in read_weights(path.parent / name).tensors.items() if key in files}
+    missing = next((name for name in files if name not in tensors), None)
+    if missing is not None:
+        raise UsageError(f"{path} names {missing!r}, which {files[missing]!r} does not hold", hint="copy it again")
+    return ShardContent(name=path.name, tensors=tensors)
+
+
+def in_files(tensors: list[JoinedTensor], config: Path) -> tuple[dict[str, list[JoinedTensor]], dict[str, str]]:
+    """Return the files that transformers expects in a folder, and the texts beside them: an index, and the config."""
+    files: list[list[JoinedTensor]] = [[]]
+    for tensor in tensors:
+        held = sum(each.num_bytes for each in files[-1])
+        if files[-1] and held + tensor.num_bytes > FILE_BYTES:
+            files.append([])
+        files[-1].append(tensor)
+    texts = {CONFIG: _dense(config)} if config.is_file() else {}
+    if len(files) == 1:
+        return {"model.safetensors": files[0]}, texts
+    contents = {f"model-{n:05d}-of-{len(files):05d}.safetensors": each for n, each in enumerate(files, start=1)}
+    weight_map = {tensor.name: name for name, each in contents.items() for tensor in each}
+    index = {"metadata": {"total_size": sum(each.num_bytes for each in tensors)}, "weight_map": weight_map}
+    return contents, {**texts, WEIGHTS[0]: json.dumps(index, indent=2)}
+
+
+def _dense(config: Path) -> str:
+    """Return a config without the quantization that its weights were published in, as they are written without it."""
+    values = read_config(config, str(config), "or leave it out").values
+    dense = {key: value for key, value in values.items() if key != "quantization_config"}
+    return config.read_text() if dense == values else json.dumps(dense, indent=2)
+
 
 FSDP = "pytorch_model_fsdp_0"
 """Where Accelerate saves the sharded weights of FSDP."""

@@ -18,7 +18,7 @@ from zenith_tune.units import format_gain, format_value
 
 if TYPE_CHECKING:
     from zenith_tune.record.source import StudySource
-    from zenith_tune.serve.listed_study import ListedStudy
+    from zenith_tune.serve.study_index import ListedStudy
 
 HEADS = ("study", "trials", "best", "gain", "state", "started")
 RIGHT = ("trials", "best", "gain")
@@ -41,7 +41,7 @@ def list_studies(folder: Path | None, db: str | None, html: Path | None, as_json
     """
     refuse_file(html, "--html")
     from zenith_tune.record.source import studies_in
-    from zenith_tune.serve.listed_study import listed_study
+    from zenith_tune.serve.study_index import listed_study
 
     sources = studies_in(folder, db=db)
     if html is not None:
@@ -59,7 +59,7 @@ def _write_page(sources: list[StudySource], output: Path, folder: Path | None, d
     from zenith_tune.record.folder import DEFAULT_OUTPUT_DIR
     from zenith_tune.record.storage import expanded
     from zenith_tune.report.html.page import render_page
-    from zenith_tune.serve.listed_study import list_object
+    from zenith_tune.serve.study_index import list_object
 
     root = expanded(folder) if folder else DEFAULT_OUTPUT_DIR
 

@@ -20,11 +20,10 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlock
 from torch import Tensor, nn
 
+from zenith_tune.mimo.config import LANGUAGE, EncoderConfig, MimoConfig, TransformerConfig
 from zenith_tune.mimo.megatron.model import TOWER, BuildSpec, MegatronModel, StagedEncoder, StagePlace
 from zenith_tune.mimo.megatron.support import MegatronSupport, check_stages
 from zenith_tune.mimo.megatron.topology import MegatronTopology
-from zenith_tune.mimo.model_config import EncoderConfig, MimoConfig, TransformerConfig
-from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.modules import PatchEmbedding, build_module
 from zenith_tune.mimo.tensor_parallel import TensorParallel, vocab_cross_entropy
 

@@ -18,9 +18,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor, nn
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.config import LANGUAGE
 from zenith_tune.mimo.megatron.support import MegatronSupport
 from zenith_tune.mimo.megatron.topology import MegatronTopology
-from zenith_tune.mimo.module_layout import LANGUAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.model_config import MimoConfig
-from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout
+from zenith_tune.mimo.config import LANGUAGE, MimoConfig, MimoLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.process_groups_config import MultiModuleProcessGroupCollection, ProcessGroupCollection
 
 from zenith_tune.errors import UsageError
+from zenith_tune.mimo.config import LANGUAGE, MimoLayout, ModuleLayout
 from zenith_tune.mimo.megatron.support import add_expert_groups
-from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout, ModuleLayout
 
 DIMS = ["tp", "cp", "ep", "pp", "dp"]
 """tp varies fastest and dp slowest, as in a layout; context and expert parallelism are 1."""

@@ -19,8 +19,8 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from torch import Tensor
 
+from zenith_tune.mimo.config import LANGUAGE
 from zenith_tune.mimo.megatron.model import TOWER, MegatronModel
-from zenith_tune.mimo.module_layout import LANGUAGE
 from zenith_tune.mimo.optimizer import OptimizerConfig
 from zenith_tune.mimo.samples import SampleSource, collate, lane_samples
 from zenith_tune.mimo.topology import peers_expected

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.module_layout import LANGUAGE, MimoLayout, ModuleLayout
+from zenith_tune.mimo.config import LANGUAGE, MimoLayout, ModuleLayout
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoJob
 
 MAX_TP = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout
+from zenith_tune.mimo.config import LANGUAGE, ModuleLayout
 from zenith_tune.mimo.work import ModuleWork
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob

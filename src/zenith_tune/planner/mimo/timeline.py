@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.module_layout import LANGUAGE, ModuleLayout, lane_partners
+from zenith_tune.mimo.config import LANGUAGE, ModuleLayout, lane_partners
 from zenith_tune.mimo.work import ModuleRates, ModuleWork, stage_layers
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob

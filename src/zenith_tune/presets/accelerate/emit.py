@@ -19,7 +19,7 @@ from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.presets.levers import lever_label
 from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.strategies.zero_progressive.axes import OFF
+from zenith_tune.strategies.zero_progressive.ds_config import OFF
 from zenith_tune.study.parameters import Value
 
 PLAIN = ("deepspeed", "fsdp", "hf-accelerate")

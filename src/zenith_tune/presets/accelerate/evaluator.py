@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress, TuningEvaluator
-from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
+from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress
+from zenith_tune.evaluators.steady import SpeedEvaluator, long_run, num_warm_up, summarise
 from zenith_tune.presets.accelerate.live_model import LiveModel
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
 from zenith_tune.study.parameters import Direction, Value
@@ -287,7 +287,7 @@ Asked = Callable[[Mapping[str, Value]], RunAsked]
 
 
 @EvaluatorRegistry.register("accelerate")
-class AccelerateEvaluator(TuningEvaluator):
+class AccelerateEvaluator(SpeedEvaluator):
     """Read the steady speed from the lines of the trial's hook, else from those of DeepSpeed or of the Trainer.
 
     `throughput` is samples per second, or steps per second where `gbs`, the global batch, is not known; `latency` is
@@ -309,20 +309,15 @@ class AccelerateEvaluator(TuningEvaluator):
         wrapper: str = PLAIN,
         check: bool = True,
     ) -> None:
-        if objective not in OBJECTIVES:
-            raise UnknownNameError("objective", objective, OBJECTIVES)
+        super().__init__(objective, gbs=gbs, n_gpus=n_gpus)
         if wrapper not in WRAPPER_NAMES:
             raise UnknownNameError("wrapper", wrapper, WRAPPER_NAMES)
-        for name, value in {"gbs": gbs, "n_gpus": n_gpus}.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be above 0, but got {value}: correct it")
         if check and n_gpus is None:
             hint = "give n_gpus=8, or check=false"
             raise UsageError(
                 "evaluator accelerate compares the processes of a job with n_gpus, but has none", hint=hint
             )
-        self.objective, self.gbs, self.n_gpus, self.wrapper, self.check = objective, gbs, n_gpus, wrapper, check
-        self.direction = OBJECTIVES[objective]
+        self.gbs, self.n_gpus, self.wrapper, self.check = gbs, n_gpus, wrapper, check
         self.asked: Asked = self._asked_by_arguments
         """What a trial's own settings must have been; a preset knows more of that than these arguments say."""
 
@@ -336,10 +331,6 @@ class AccelerateEvaluator(TuningEvaluator):
     def read(self, log: str) -> AccelerateRun:
         """Return what a log tells of the run."""
         return AccelerateRun.read(log)
-
-    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
-        return self.measure(stdout, metadata).value
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""

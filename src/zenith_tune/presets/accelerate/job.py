@@ -21,6 +21,7 @@ from zenith_tune.presets.accelerate.settings import (
 )
 from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.launched_gpus import machine_gpus
+from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
@@ -34,13 +35,9 @@ _NVME = "nvme"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccelerateOverrides:
-    """Hold what the user says beside the command; None leaves it to the command and its configuration."""
+class AccelerateOverrides(JobOverrides):
+    """Add what the script calls the parts of its batch, and recomputation."""
 
-    n_gpus: int | None = None
-    gbs: int | None = None
-    model: str | None = None
-    seq: int | None = None
     mbs_option: str | None = None
     gas_option: str | None = None
     recompute_option: str | None = None

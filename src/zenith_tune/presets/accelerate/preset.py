@@ -40,12 +40,11 @@ from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
-from zenith_tune.presets.axolotl.command import is_axolotl_command
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset
+from zenith_tune.presets.axolotl import is_axolotl_command
+from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset, refuse_sizes
 from zenith_tune.presets.deepspeed.command import find_config
-from zenith_tune.presets.deepspeed.job import refuse_sizes
-from zenith_tune.presets.deepspeed.levers.declaration import Release, logged_release
-from zenith_tune.presets.deepspeed.levers.offered import LEVERS
+from zenith_tune.presets.deepspeed.lever_declaration import Release, logged_release
+from zenith_tune.presets.deepspeed.levers import LEVERS
 from zenith_tune.presets.levers import NONE, Declared, Lever, LeverChoice, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer.command import is_trainer_command

@@ -16,16 +16,19 @@ from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
 from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
 from zenith_tune.presets.accelerate.settings import FIELDS_OF_THE_JSON, PARALLELISM
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
-from zenith_tune.presets.deepspeed.levers.declaration import Release, ZeroSituation
-from zenith_tune.presets.deepspeed.levers.offered import lever_settings, levers_for
+from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation
+from zenith_tune.presets.deepspeed.levers import lever_settings, levers_for
 from zenith_tune.presets.levers import Lever, LeverChoice
-from zenith_tune.strategies.zero_progressive.axes import AXES, CPU, OFF, STAGES
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
     AUTO,
+    AXES,
     BATCH,
+    CPU,
     MICRO_BATCH,
+    OFF,
     STAGE,
+    STAGES,
     DsConfig,
     Keys,
 )

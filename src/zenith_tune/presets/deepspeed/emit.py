@@ -11,11 +11,11 @@ from zenith_tune.layouts.layout import layout_name
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
 from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
     AUTOTUNING,
     BATCH,
+    CHECKPOINTING,
     MICRO_BATCH,
     STAGE,
     DsConfig,

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry, Measurement, Progress, TuningEvaluator
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry, Measurement, Progress
 from zenith_tune.evaluators.iterations import read_number
-from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
+from zenith_tune.evaluators.steady import SpeedEvaluator, long_run, num_warm_up, summarise
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import GIB, count
 
@@ -142,7 +142,7 @@ class _Steps:
 
 
 @EvaluatorRegistry.register("deepspeed")
-class DeepSpeedEvaluator(TuningEvaluator):
+class DeepSpeedEvaluator(SpeedEvaluator):
     """Read the steady speed from DeepSpeed's lines, else from its step timers, else from the Trainer's.
 
     `throughput` is samples per second, `latency` seconds per step, `flops` TFLOP/s per GPU. `gbs` is the global batch;
@@ -169,27 +169,18 @@ class DeepSpeedEvaluator(TuningEvaluator):
         contents: str = "",
     ) -> None:
         objective = SAME.get(objective, objective)
-        if objective not in OBJECTIVES:
-            raise UnknownNameError("objective", objective, self.objectives)
-        for name, value in {"gbs": gbs, "n_gpus": n_gpus, "flops_per_sample": flops_per_sample, "seq": seq}.items():
-            if value is not None and value <= 0:
-                raise UsageError(f"{name} must be above 0, but got {value}: correct it")
+        super().__init__(objective, gbs=gbs, n_gpus=n_gpus, flops_per_sample=flops_per_sample, seq=seq)
         if objective == "flops" and (flops_per_sample is None or n_gpus is None):
             hint = "take --preset deepspeed with --args metric=flops, or the objective throughput"
             raise UsageError("the objective flops needs flops_per_sample and n_gpus, but has not both", hint=hint)
         if objective == "tokens_per_s" and seq is None:
             raise UsageError("the objective tokens_per_s needs the tokens of a sample", hint="give --args seq=2048")
-        self.objective, self.gbs, self.n_gpus, self.flops_per_sample = objective, gbs, n_gpus, flops_per_sample
+        self.gbs, self.n_gpus, self.flops_per_sample = gbs, n_gpus, flops_per_sample
         self.seq, self.contents = seq, contents
-        self.direction = OBJECTIVES[objective]
 
     def with_objective(self, name: str) -> DeepSpeedEvaluator:
         """Return the evaluator of the same job that reads another objective."""
         return DeepSpeedEvaluator(name, self.gbs, self.n_gpus, self.flops_per_sample, self.seq, self.contents)
-
-    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
-        return self.measure(stdout, metadata).value
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import MOST
 from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
 from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.lexer import FOLDER_CHANGES, Word
 from zenith_tune.shell.target import SimpleCommand, Target
@@ -101,25 +103,13 @@ TRAINER_BATCH = {MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--
 """What the Hugging Face Trainer calls the parts of the batch."""
 TRAINER_OPTIONS = (*TRAINER_BATCH.values(), "--output-dir")
 TRAINER_DEFAULT_BATCH = 8
-MOST = 2**31
 _OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
-def refuse_sizes(**sizes: int | None) -> None:
-    """Refuse a size that no job has; None leaves it to the command."""
-    for name, value in sizes.items():
-        if value is not None and not 1 <= value <= MOST:
-            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint="correct it")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepSpeedOverrides:
-    """Hold what the user says beside the command; None leaves it to the command and the configuration."""
+class DeepSpeedOverrides(JobOverrides):
+    """Add the path of the configuration."""
 
-    n_gpus: int | None = None
-    gbs: int | None = None
-    model: str | None = None
-    seq: int | None = None
     config: str | None = None
 
 

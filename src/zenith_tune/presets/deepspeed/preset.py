@@ -9,12 +9,12 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, chosen_axes
+from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, chosen_axes, refuse_sizes
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
-from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job, refuse_sizes
-from zenith_tune.presets.deepspeed.levers.declaration import Release, ZeroSituation, logged_release
-from zenith_tune.presets.deepspeed.levers.offered import LEVERS, levers_for
+from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job
+from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation, logged_release
+from zenith_tune.presets.deepspeed.levers import LEVERS, levers_for
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_parameters
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model

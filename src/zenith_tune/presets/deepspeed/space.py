@@ -12,15 +12,21 @@ from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.base import DEFAULT, chosen_axes
 from zenith_tune.presets.deepspeed.command import PRESET
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
-from zenith_tune.presets.deepspeed.levers.offered import lever_settings, logged_levers
-from zenith_tune.strategies.zero_progressive.axes import AXES, CHECKPOINTING, CPU, OFF, STAGES, TUNING, ZeroAxis
+from zenith_tune.presets.deepspeed.levers import lever_settings, logged_levers
 from zenith_tune.strategies.zero_progressive.ds_config import (
     ACCUMULATION,
+    AXES,
+    CHECKPOINTING,
+    CPU,
     MICRO_BATCH,
+    OFF,
     SECTIONS,
     STAGE,
+    STAGES,
+    TUNING,
     DsConfig,
     Keys,
+    ZeroAxis,
     shown_json,
     shown_keys,
 )

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zenith_tune.errors import CommandError, UnknownNameError, UsageError
-from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry, Measurement, Progress, TuningEvaluator
+from zenith_tune.errors import CommandError
+from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry, Measurement, Progress
 from zenith_tune.evaluators.iterations import (
     TFLOPS,
     IterationLine,
@@ -24,11 +24,11 @@ from zenith_tune.evaluators.iterations import (
     peak_memory_bytes,
     read_megatron_lines,
 )
-from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
+from zenith_tune.evaluators.steady import SpeedEvaluator, long_run, num_warm_up, summarise
 from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_lines
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Direction, Value
-from zenith_tune.units import is_digits
+from zenith_tune.units import whole
 
 SEQUENCE_OPTIONS = ("--seq-length", "--max-length")
 """How Megatron-LM and ms-swift spell the sequence length."""
@@ -50,7 +50,7 @@ def sequence_in_command(command: str) -> int | None:
         said = next((value for name in SEQUENCE_OPTIONS if (value := line.get(name)) is not None), None)
     except CommandError:
         return None
-    return _length(said)
+    return whole(said or "") or None
 
 
 def sequence_in_log(log: str) -> int | None:
@@ -60,11 +60,7 @@ def sequence_in_log(log: str) -> int | None:
     4096
     """
     found = (pattern.search(log) for pattern in _DUMPED)
-    return next((length for match in found if match and (length := _length(match[1]))), None)
-
-
-def _length(text: str | None) -> int | None:
-    return int(text) if text and is_digits(text) and len(text) < 10 and int(text) > 0 else None
+    return next((length for match in found if match and (length := whole(match[1]))), None)
 
 
 _BARE = re.compile(rf"^[ \t]*{re.escape(TFLOPS)}:[ \t]*([-+\w.]{{1,30}})[ \t]*$", re.MULTILINE)
@@ -91,7 +87,7 @@ class _Reading:
 
 
 @EvaluatorRegistry.register("megatron")
-class MegatronEvaluator(TuningEvaluator):
+class MegatronEvaluator(SpeedEvaluator):
     """Read the steady speed from the iteration lines of Megatron-LM or ms-swift.
 
     `tokens_per_s` is the global batch times the sequence by the step's time, over all GPUs, and is the default where
@@ -109,24 +105,12 @@ class MegatronEvaluator(TuningEvaluator):
     objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
 
     def __init__(self, objective: str | None = None, gbs: int | None = None, seq: int | None = None) -> None:
-        objective = objective or ("tokens_per_s" if gbs and seq else "throughput")
-        if objective not in OBJECTIVES:
-            raise UnknownNameError("objective", objective, OBJECTIVES)
-        for name, value in {"gbs": gbs, "seq": seq}.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}")
-        self.objective = objective
-        self.gbs = gbs
-        self.seq = seq
-        self.direction = OBJECTIVES[objective]
+        super().__init__(objective or ("tokens_per_s" if gbs and seq else "throughput"), gbs=gbs, seq=seq)
+        self.gbs, self.seq = gbs, seq
 
     def with_objective(self, name: str) -> MegatronEvaluator:
         """Return the evaluator of the same job that reads another objective."""
         return MegatronEvaluator(name, gbs=self.gbs, seq=self.seq)
-
-    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
-        return self.measure(stdout, metadata).value
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""

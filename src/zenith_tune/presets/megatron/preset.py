@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
-from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.base import PresetRegistry, TuningPreset, refuse_sizes
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.megatron.command import (
     describes_dense_model,
@@ -27,21 +27,19 @@ from zenith_tune.presets.megatron.space import SIZES, MegatronRules, MegatronSpa
 from zenith_tune.presets.megatron.swift import (
     INTERLEAVING,
     batch_notes,
+    find_swift_run,
+    has_layout_variable,
+    in_full,
     interleaving,
     log_option,
     megatron_subject,
     says_false,
+    swift_arguments,
+    swift_resources,
     swift_version,
     switched_on,
     tokens_notes,
     with_underscores,
-)
-from zenith_tune.presets.megatron.swift_run import (
-    find_swift_run,
-    has_layout_variable,
-    in_full,
-    swift_arguments,
-    swift_resources,
 )
 from zenith_tune.presets.megatron_lm.job import without_layout
 from zenith_tune.presets.megatron_lm.options import (
@@ -59,8 +57,7 @@ from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.resources import Resources
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 _, *ONLY_WITH_FULL, SELECTIVE_FLAG = RECOMPUTE
 """The last is Megatron's short form, which overrides --recompute-granularity."""
@@ -109,11 +106,8 @@ class MegatronPreset(TuningPreset):
         seq: int | None = None,
         vp_max: int = 1,
     ) -> None:
-        counts = {"n_gpus": n_gpus, "mbs_max": mbs_max, "gbs": gbs, "vp_max": vp_max}
-        given = {"num_layers": num_layers, "num_query_groups": num_query_groups, "seq": seq}
-        for name, value in {**counts, **{name: value for name, value in given.items() if value is not None}}.items():
-            if value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")
+        refuse_sizes(n_gpus=n_gpus, mbs_max=mbs_max, gbs=gbs, vp_max=vp_max)
+        refuse_sizes(num_layers=num_layers, num_query_groups=num_query_groups, seq=seq)
         if vp_max > 1 and not folding:
             raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
         self.n_gpus = n_gpus

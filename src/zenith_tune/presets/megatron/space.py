@@ -32,8 +32,7 @@ from zenith_tune.layouts.rules import (
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch, PointTable
 
 
 RECOMPUTE_METHODS = ("uniform", "block")
@@ -170,7 +169,7 @@ class MegatronSpace:
 
     def layouts(self, table: PointTable, *, sharded: bool = False, sp: Any = False) -> LayoutBatch:
         """Return the same of many points; `sp` says it for each of them."""
-        from zenith_tune.layouts.points import laid_over
+        from zenith_tune.layouts.layout_batch import laid_over
 
         columns: dict[str, Any] = {name: table[name] for name in (*SIZES, "vp", "mbs") if name in table}
         if "recompute_num_layers" in table:
@@ -191,7 +190,7 @@ class MegatronSpace:
 
     def tables(self) -> Iterator[PointTable]:
         """Yield the points that break no rule, many at a time."""
-        from zenith_tune.layouts.points import PointTable, grow
+        from zenith_tune.layouts.layout_batch import PointTable, grow
 
         axes = [(name, parameter.grid(1)) for name, parameter in self.parameters().items()]
         return grow(PointTable.of_one(), axes, lambda name, table: self._holds(table, is_last=name == axes[-1][0]))

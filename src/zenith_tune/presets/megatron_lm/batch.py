@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES, Layout
-from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
-from zenith_tune.layouts.points import PointTable, laid_over
+from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch, PointTable, laid_over
 from zenith_tune.presets.megatron_lm.overlap import module_of
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS, TunedLayout
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets import import_hook
+from zenith_tune.presets.accelerate.command import HOOK_PATH
+from zenith_tune.presets.accelerate.emit import hook_files
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.megatron_lm import hook
 from zenith_tune.presets.megatron_lm.command import (
     measured_command,
     refuse_unwritable,
@@ -37,7 +43,6 @@ from zenith_tune.presets.megatron_lm.job import (
 from zenith_tune.presets.megatron_lm.levers.declaration import Situation
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
 from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL, dumped_options, dumped_sizes
-from zenith_tune.presets.megatron_lm.packages import HOOK_FILES, asking, installed
 from zenith_tune.presets.megatron_lm.rules import OVERLAPS
 from zenith_tune.presets.megatron_lm.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.presets.megatron_lm.version import version_note
@@ -48,8 +53,50 @@ from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
+
+
+HOOK_FILES = hook_files(
+    {"sitecustomize": Path(hook.__file__), "zenithtune_import_hook": Path(import_hook.__file__)},
+)
+APEX = (hook.FUSED_GRADIENTS, hook.FUSED_SOFTMAX)
+"""What is built with Apex."""
+NO_APEX = ("Apex is not installed", "Apex are not installed")
+"""What Megatron warns of when it starts without it."""
+
+
+def asking(command: str) -> str:
+    """Return the command as its log says what is installed, where a variable can be set for it."""
+    try:
+        return ParsedCommand.of(command).started.with_path("PYTHONPATH", HOOK_PATH)
+    except CommandError:
+        return command
+
+
+def installed(log: str) -> dict[str, bool]:
+    """Return which packages are there and which are not, as far as a log tells; one process that has it is enough.
+
+    >>> installed('zenithtune-accelerate: {"packages": {"deep_ep": false}}')
+    {'deep_ep': False}
+    """
+    found: dict[str, bool] = {}
+    for line in log.splitlines():
+        _, prefix, text = line.partition(import_hook.PREFIX)
+        for name, is_there in (_packages(text) if prefix else {}).items():
+            found[name] = found.get(name, False) or is_there is True
+    if any(warning in log for warning in NO_APEX):
+        found = {**dict.fromkeys(APEX, False), **found}
+    return found
+
+
+def _packages(text: str) -> dict[str, object]:
+    """Return what one line says; nothing where another line runs into it."""
+    try:
+        found = json.loads(text).get("packages", {})
+    except (AttributeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")

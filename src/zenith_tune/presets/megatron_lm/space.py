@@ -39,8 +39,7 @@ from zenith_tune.presets.megatron_lm.rules import (
 from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 
 if TYPE_CHECKING:
-    from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
-    from zenith_tune.layouts.points import PointTable
+    from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch, PointTable
 
 ALWAYS = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "recompute")
 MODULES = "modules"
@@ -163,7 +162,7 @@ class MegatronLmSpace:
 
     def tables(self) -> Iterator[PointTable]:
         """Yield the points that break no rule, many at a time; what one value rules out is never put together."""
-        from zenith_tune.layouts.points import PointTable, grow
+        from zenith_tune.layouts.layout_batch import PointTable, grow
 
         stages = dict(self._stages())
         axes = [(name, self.choices[name]) for name in stages]

@@ -11,7 +11,7 @@ from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.describe.machine import TIMEOUT_S, listed_gpus, nvidia_smi
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.model_config import EncoderConfig, LanguageConfig, TransformerConfig
+from zenith_tune.mimo.config import EncoderConfig, LanguageConfig, TransformerConfig
 from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MODULES, MimoDevice, MimoJob
@@ -19,7 +19,7 @@ from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
-from zenith_tune.units import is_digits
+from zenith_tune.units import whole
 
 PROGRAM = "mimo_train.py"
 DEFAULTS = {
@@ -114,8 +114,8 @@ def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
         ranks, threads = num_ranks, 1
     else:
         variables = {**os.environ, **({} if line.needs_shell else line.assignments())}
-        ranks = _number(launcher.option("--nproc-per-node")) or num_ranks
-        threads = _number(variables.get("OMP_NUM_THREADS")) or 1  # torchrun's own
+        ranks = whole(launcher.option("--nproc-per-node") or "") or num_ranks
+        threads = whole(variables.get("OMP_NUM_THREADS", "")) or 1  # torchrun's own
         if cores is None and variables.get("CUDA_VISIBLE_DEVICES") != "" and _num_gpus() >= ranks:
             return 1.0
     return min((cores or _own_cores()) / (ranks * threads), 1.0)
@@ -124,10 +124,6 @@ def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
 def _own_cores() -> int:
     """Return the cores that this process, and so its trials, may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and is_digits(text) and len(text) < 7 else None
 
 
 def _num_gpus() -> int:

@@ -10,7 +10,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.module_layout import LANGUAGE
+from zenith_tune.mimo.config import LANGUAGE
 from zenith_tune.mimo.work import ModuleRates, PassRate
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MimoDevice, MimoJob

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import (
     EvaluatorRegistry,
     Measurement,
     OtherSettingsError,
     Progress,
-    TuningEvaluator,
 )
-from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
+from zenith_tune.evaluators.steady import SpeedEvaluator, long_run, num_warm_up, summarise
 from zenith_tune.presets.torchtitan.live import COLOUR, RANK, TitanRun
 from zenith_tune.study.parameters import Direction, Value
 
@@ -78,7 +77,7 @@ def _number(text: str) -> float:
 
 
 @EvaluatorRegistry.register("torchtitan")
-class TorchTitanEvaluator(TuningEvaluator):
+class TorchTitanEvaluator(SpeedEvaluator):
     """Read the steady speed from the lines that torchtitan prints of its steps.
 
     `tokens_per_s` is of all `n_gpus`, or of one GPU where that is not given; `tflops` is of one GPU as torchtitan
@@ -92,14 +91,10 @@ class TorchTitanEvaluator(TuningEvaluator):
     objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
 
     def __init__(self, objective: str = "tokens_per_s", n_gpus: int | None = None) -> None:
-        if objective not in OBJECTIVES:
-            raise UnknownNameError("objective", objective, OBJECTIVES)
-        if n_gpus is not None and n_gpus < 1:
-            raise UsageError(f"n_gpus must be above 0, but got {n_gpus}", hint="correct it")
+        super().__init__(objective, n_gpus=n_gpus)
         if objective == "step_time" and n_gpus is None:
             raise UsageError("the objective step_time needs n_gpus, but has none", hint="give --args n_gpus=8")
-        self.objective, self.n_gpus = objective, n_gpus
-        self.direction = OBJECTIVES[objective]
+        self.n_gpus = n_gpus
         self.step_tokens: Callable[[], int | None] = lambda: None
         """What every step must have; None where that is not known."""
 
@@ -108,10 +103,6 @@ class TorchTitanEvaluator(TuningEvaluator):
         found = TorchTitanEvaluator(name, self.n_gpus)
         found.step_tokens = self.step_tokens
         return found
-
-    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
-        return self.measure(stdout, metadata).value
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value with its spread, step time and peak memory."""

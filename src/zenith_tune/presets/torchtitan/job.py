@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import WORLD, JobFacts
 from zenith_tune.presets.launched_gpus import machine_gpus, pretrain_gpus, run_resources
+from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.presets.torchtitan.command import (
     FILE_OPTION,
     PRESET,
@@ -65,16 +66,6 @@ CATALOG = {"deepseek-v3-671b": "deepseek-v3", "deepseek-v3-16b": "deepseek-v2-li
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TitanOverrides:
-    """Hold what the user says beside the command; None leaves it to the command and its run."""
-
-    n_gpus: int | None = None
-    gbs: int | None = None
-    seq: int | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TitanJob:
     """Hold one job."""
 
@@ -89,7 +80,7 @@ class TitanJob:
     """Whether all is known: a configuration in Python is so after a run alone."""
     model: str | None = None
     gpu: str | None = None
-    given: TitanOverrides = TitanOverrides()
+    given: JobOverrides = field(default_factory=JobOverrides)
 
     def own(self, name: str) -> Any:
         """Return a setting as the job has it."""
@@ -166,7 +157,7 @@ class TitanJob:
         return tokens // self.seq_len
 
 
-def read_job(command: str, given: TitanOverrides) -> TitanJob:
+def read_job(command: str, given: JobOverrides) -> TitanJob:
     """Read a command and its TOML; of a configuration in Python only its name and the options are known."""
     run = titan_run(command)
     if run is None:
@@ -211,7 +202,7 @@ def model_name(settings: Mapping[str, Any]) -> str | None:
     return CATALOG.get(name, name)
 
 
-def _num_gpus(run: ProgramRun, given: TitanOverrides) -> int:
+def _num_gpus(run: ProgramRun, given: JobOverrides) -> int:
     started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and {started}"

@@ -9,14 +9,13 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset
-from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
 from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
-from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
-from zenith_tune.presets.torchtitan.job import STEPS, TitanJob, TitanOverrides, live_job, read_job
+from zenith_tune.presets.torchtitan.job import STEPS, TitanJob, live_job, read_job
 from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation, levers_for
 from zenith_tune.presets.torchtitan.live import TitanRun, live_model
 from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
@@ -25,7 +24,6 @@ from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params
 from zenith_tune.study.resources import Resources
 
 FRAMEWORK = "torchtitan"
-MOST_STEPS = 10_000
 LOG_FREQUENCY = "metrics.log_freq"
 
 
@@ -89,12 +87,11 @@ class TorchTitanPreset(TuningPreset):
         steps: int = 20,
     ) -> None:
         refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
-        if not 3 <= steps <= MOST_STEPS:
-            raise UsageError(f"steps must be from 3 to {MOST_STEPS}, but got {steps}", hint="give steps=20")
+        refuse_steps(steps)
         self.cluster, self.topology, self.search = cluster, topology, search
         self.mbs_max, self.steps = mbs_max, steps
         self._levers = LeverChoice.of(levers, allow, LEVERS)
-        self._given = TitanOverrides(n_gpus=n_gpus, gbs=gbs, seq=seq, model=model)
+        self._given = JobOverrides(n_gpus=n_gpus, gbs=gbs, seq=seq, model=model)
         self._bound: TitanSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(lambda: job_model(None))
         self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)

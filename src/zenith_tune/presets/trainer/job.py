@@ -10,6 +10,7 @@ from typing import Any
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.evaluator import WRAPPER_NAMES
 from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,
@@ -45,15 +46,6 @@ class Carrier(StrEnum):
     FILE = "file"
     HOOK = "hook"
     """The script sets it in Python, and the hook in its place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOverrides:
-    """Hold what the user says beside the command; None leaves it to the command and its run."""
-
-    n_gpus: int | None = None
-    model: str | None = None
-    seq: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +138,7 @@ class TrainerJob:
         return value if type(value) is int and value > 0 else int(DEFAULTS[name])
 
 
-def read_job(command: str, given: TrainerOverrides, dialect: Dialect | None = None) -> TrainerJob:
+def read_job(command: str, given: JobOverrides, dialect: Dialect | None = None) -> TrainerJob:
     """Read a command; of one whose script has its arguments in Python only the processes are known."""
     if dialect is not None:
         return TrainerJob(

@@ -17,11 +17,10 @@ from zenith_tune.presets.accelerate.command import HOOK_FOLDER
 from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
 from zenith_tune.presets.accelerate.evaluator import RunAsked
 from zenith_tune.presets.accelerate.live_model import model_notes
-from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset
-from zenith_tune.presets.deepspeed.job import refuse_sizes
+from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
-from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer import hook, longest
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
@@ -39,10 +38,9 @@ from zenith_tune.presets.trainer.command import (
 )
 from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
-from zenith_tune.presets.trainer.job import Carrier, TrainerJob, TrainerOverrides, live_job, live_notes, read_job
+from zenith_tune.presets.trainer.job import Carrier, TrainerJob, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
-from zenith_tune.presets.trainer.sharding import SHARDING, sharding_of
-from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, TrainerSpace
+from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
@@ -52,7 +50,6 @@ from zenith_tune.study.trial import Outcome, Trial
 FRAMEWORK = "hf-accelerate"
 """What its jobs are planned as: plain data parallelism."""
 AUTO_BATCH = "auto_find_batch_size"
-MOST_STEPS = 10_000
 MOST_TIMES = 5
 """So many times the updates of a trial are made at most, where they are quick."""
 IN_TRIALS: dict[str, Any] = {
@@ -115,12 +112,11 @@ class TrainerPreset(TuningPreset):
         check: bool = True,
     ) -> None:
         refuse_sizes(n_gpus=n_gpus, seq=seq, mbs_max=mbs_max)
-        if not 3 <= steps <= MOST_STEPS:
-            raise UsageError(f"steps must be from 3 to {MOST_STEPS}, but got {steps}", hint="give steps=20")
+        refuse_steps(steps)
         self.cluster, self.topology, self.search = cluster, topology, search
         self.mbs_max, self.steps, self.check = mbs_max, steps, check
         self._levers = LeverChoice.of(levers, allow, LEVERS)
-        self._given = TrainerOverrides(n_gpus=n_gpus, model=model, seq=seq)
+        self._given = JobOverrides(n_gpus=n_gpus, model=model, seq=seq)
         self._bound: TrainerSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
         self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)

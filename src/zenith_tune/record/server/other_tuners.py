@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from zenith_tune.errors import StudyError, ZenithTuneError
-from zenith_tune.record.patience import is_away
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.server.claims import Claims, run_key
+from zenith_tune.record.storage import is_away
 from zenith_tune.study.trial import Outcome, Trial
 
 

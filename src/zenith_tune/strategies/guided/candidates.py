@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, rows_like
-from zenith_tune.layouts.points import PointTable
+from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable, batch_of, rows_like
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Params, Value
 

@@ -1,4 +1,8 @@
-"""A DeepSpeed configuration: a JSON file that is read strictly and never changed, and copies with other values."""
+"""A DeepSpeed configuration: a JSON file that is read strictly and never changed, and copies with other values.
+
+The axes are the keys that are worth searching; choices are around DeepSpeed's own defaults (runtime/zero/config.py of
+0.19).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,7 @@ import copy
 import errno
 import hashlib
 import json
-import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import Json, open_regular
+from zenith_tune.study.parameters import Value
 
 Keys = tuple[str, ...]
 """Where a value stands, such as ("zero_optimization", "stage")."""
@@ -31,10 +34,7 @@ SECTIONS = ("zero_optimization", "activation_checkpointing", "bf16", "fp16", "da
 """What DeepSpeed reads as objects, and in which lists are axes."""
 _EXAMPLES = {"zero_optimization": '{"stage": 1}', "bf16": '{"enabled": true}', "fp16": '{"enabled": true}'}
 MAX_MIB = 1
-MAX_DEPTH = 64
-"""How deep values may be nested: copies of deeper ones could not be written."""
 SHOWN_CHARS = 100
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,7 @@ def read_ds_config(path: Path) -> DsConfig:
     """Read a configuration, or say in one line with which line of it something is wrong."""
     source = str(path)
     try:
-        values = json.loads(
-            _content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
-        )
-        _refuse_unwritable(values)
+        values = json.loads(_content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UsageError(f"the DeepSpeed configuration {source} does not exist: correct its path") from None
     except OSError as error:
@@ -175,25 +172,56 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def _finite(text: str) -> float:
-    """Refuse what is too large for a number: Python would make it infinite, which no JSON can say."""
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:SHOWN_CHARS]} is too large for a number")
-    return value
+OFF, CPU = "none", "cpu"
+STAGES = (0, 1, 2, 3)
 
 
-def _refuse_unwritable(values: object) -> None:
-    """Refuse what JSON can say and copies could not be written of: very deep values, and halves of characters."""
-    left = [(values, 1)]
-    while left:
-        value, depth = left.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise ValueError(f"the text {shown_json(value)} has half of a character, a lone surrogate")
-        if isinstance(value, dict):
-            left += [(name, depth) for name in value]
-            left += [(each, depth + 1) for each in value.values()]
-        elif isinstance(value, list):
-            left += [(each, depth + 1) for each in value]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroAxis:
+    """Hold one key that may be searched."""
+
+    keys: Keys
+    choices: tuple[Value, ...]
+    first_stage: int = 0
+    """The lowest stage at which it has an effect."""
+    last_stage: int = 3
+
+    def matters(self, stage: int) -> bool:
+        """Tell whether the key has an effect at a stage."""
+        return self.first_stage <= stage <= self.last_stage
+
+
+def _zero(name: str, choices: tuple[Value, ...], first_stage: int, last_stage: int = 3) -> ZeroAxis:
+    return ZeroAxis(keys=("zero_optimization", name), choices=choices, first_stage=first_stage, last_stage=last_stage)
+
+
+_BUCKETS = (500_000_000, 50_000_000, 200_000_000)
+AXES: dict[str, ZeroAxis] = {
+    "reduce_bucket_size": _zero("reduce_bucket_size", _BUCKETS, 1),
+    "allgather_bucket_size": _zero("allgather_bucket_size", _BUCKETS, 1, 2),
+    "overlap_comm": _zero("overlap_comm", (True, False), 2),
+    "reduce_scatter": _zero("reduce_scatter", (True, False), 2),
+    "contiguous_gradients": _zero("contiguous_gradients", (True, False), 2),
+    "allgather_partitions": _zero("allgather_partitions", (True, False), 1, 2),
+    "stage3_prefetch_bucket_size": _zero("stage3_prefetch_bucket_size", (50_000_000, 5_000_000, 500_000_000), 3),
+    "stage3_param_persistence_threshold": _zero("stage3_param_persistence_threshold", (100_000, 10_000, 1_000_000), 3),
+    "stage3_max_live_parameters": _zero("stage3_max_live_parameters", (1_000_000_000, 100_000_000), 3),
+    "offload_optimizer": _zero("offload_optimizer", (OFF, CPU), 1),
+    "offload_param": _zero("offload_param", (OFF, CPU), 3),
+}
+"""By the name that a point has for it."""
+CHECKPOINTING = "checkpointing"
+"""Recomputing activations; it is the model's own switch, which the Trainer has an argument for and the JSON has not."""
+MEMORY_MODES = (CHECKPOINTING, "offload_optimizer", "offload_param")
+"""What trades time for memory, the cheapest first: each has an edge of the micro-batch of its own."""
+TUNING = tuple(name for name in AXES if name not in MEMORY_MODES)
+
+
+def matters(name: str, stage: int) -> bool:
+    """Tell whether a searched name has an effect at a stage; a name that nobody knows may.
+
+    >>> matters("overlap_comm", 1), matters("overlap_comm", 2), matters("gradient_clipping", 0)
+    (False, True, True)
+    """
+    axis = AXES.get(name)
+    return axis is None or axis.matters(stage)

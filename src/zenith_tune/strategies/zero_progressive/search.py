@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.strategies.base import EvalFunction, TunedJob
-from zenith_tune.strategies.zero_progressive.axes import CHECKPOINTING
+from zenith_tune.strategies.zero_progressive.ds_config import CHECKPOINTING
 from zenith_tune.strategies.zero_progressive.feasibility import (
     HOPELESS,
     UNSURE,

@@ -10,7 +10,7 @@ import pytest
 from tests.presets.deepspeed.jobs import PLAIN, bound, command, config_of, point, write
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.evaluators.failures.no_effect import disagreement
-from zenith_tune.presets.deepspeed.levers.offered import LEVERS
+from zenith_tune.presets.deepspeed.levers import LEVERS
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
 from zenith_tune.presets.levers import Lever, names_on_request, plain_names
 from zenith_tune.study.parameters import Value

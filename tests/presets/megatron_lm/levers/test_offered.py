@@ -12,10 +12,9 @@ import pytest
 from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.presets.levers import Lever, names_on_request
 from zenith_tune.presets.megatron_lm.hook import PACKAGES
-from zenith_tune.presets.megatron_lm.levers.modules import module_cost
+from zenith_tune.presets.megatron_lm.levers.memory import module_cost
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES
-from zenith_tune.presets.megatron_lm.packages import APEX, installed
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron_lm.preset import APEX, MegatronLmPreset, installed
 from zenith_tune.study.parameters import Value
 
 PARTS = {"compute", "recompute", "tp", "cp", "ep", "bubble", "p2p", "dp", "optimizer", "overhead"}

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from zenith_tune.presets.levers import excludes, names_on_request, plain_names, set_levers
 from zenith_tune.presets.megatron_lm.job import MegatronJob
 from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever, Situation
-from zenith_tune.presets.megatron_lm.levers.kernels import HOST_LEVERS, KERNEL_LEVERS
-from zenith_tune.presets.megatron_lm.levers.memory import FULL_SHARDING_LEVERS, MEMORY_LEVERS
-from zenith_tune.presets.megatron_lm.levers.modules import METHOD, MODULE_LEVERS, NUM_LAYERS
-from zenith_tune.presets.megatron_lm.levers.numerics import NUMERIC_LEVERS
+from zenith_tune.presets.megatron_lm.levers.kernels import HOST_LEVERS, KERNEL_LEVERS, NUMERIC_LEVERS
+from zenith_tune.presets.megatron_lm.levers.memory import (
+    FULL_SHARDING_LEVERS,
+    MEMORY_LEVERS,
+    METHOD,
+    MODULE_LEVERS,
+    NUM_LAYERS,
+)
 from zenith_tune.presets.megatron_lm.levers.traffic import DATA_LEVERS, EXPERT_LEVERS
 from zenith_tune.presets.megatron_lm.options import OPTIONS, Wanted
 from zenith_tune.shell import ParsedCommand

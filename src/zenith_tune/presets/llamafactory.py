@@ -1,4 +1,4 @@
-"""A command of LLaMA-Factory: how it is known, and what it calls the arguments of its Trainer (0.9.5)."""
+"""Training by LLaMA-Factory (0.9.5): its YAML with overrides, and Hugging Face's Trainer inside."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH, with_options
 from zenith_tune.presets.trainer.dialect import Dialect, by_options, by_overrides, file_values, program_words
+from zenith_tune.presets.trainer.preset import TrainerPreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Value
 from zenith_tune.units import whole
@@ -86,3 +88,23 @@ LLAMA_FACTORY = Dialect(
     unseen=frozenset({"use_liger_kernel"}),
     num_processes=_num_processes,
 )
+
+
+@PresetRegistry.register("llamafactory")
+class LlamaFactoryPreset(TrainerPreset):
+    """Tune a command of LLaMA-Factory, as preset trainer does any that trains by Hugging Face's Trainer.
+
+    What is tried, and the best command, are the user's own with overrides behind the file, or with options.
+    """
+
+    dialect = LLAMA_FACTORY
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` is `llamafactory-cli train`, or its `train.py` with a file of it."""
+        return is_llamafactory_command(command)
+
+    @classmethod
+    def may_be_for(cls, command: str) -> bool:
+        """Tell whether a run could show what the text does not: it says what it is."""
+        return False

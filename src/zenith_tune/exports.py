@@ -1,24 +1,89 @@
-"""Writes a study to MLflow: an experiment of the study's name, a run for each trial."""
+"""Writes a study to MLflow, where it is an experiment with a run for each trial, or for TensorBoard."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from zenith_tune.errors import UsageError
-from zenith_tune.exports.exported_trial import ExportedTrial, exported_trials
-from zenith_tune.record.view import StudyView
+from zenith_tune.record.restored_preset import RestoredPreset
+from zenith_tune.record.view import StudyView, TrialView
+from zenith_tune.study.parameters import Value
+from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
+    from tensorboardX import SummaryWriter
+
+
+MEASURED = ("value", "spread", "step_s", "peak_memory_bytes", "duration_s")
+FIELDS = ("failure", "cause", "early", "why", "unit", "command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedTrial:
+    """Hold one trial that has ended."""
+
+    number: int
+    label: str
+    params: Mapping[str, Value]
+    metrics: Mapping[str, float]
+    """What was measured, by name; nothing that is no finite number."""
+    tags: Mapping[str, str]
+    """In text: the outcome, the cause of a failure, the command."""
+    is_baseline: bool = False
+    went_well: bool = False
+    started_s: float | None = None
+    ended_s: float | None = None
+
+
+def exported_trials(view: StudyView) -> list[ExportedTrial]:
+    """Return all trials that have ended; those that run are for the next time."""
+    preset = RestoredPreset(view.header, view.folder, view.search.cluster)
+    return [_exported(view, each, preset.label(each)) for each in view.trials if not each.is_running]
+
+
+def best_so_far(view: StudyView, trials: list[ExportedTrial]) -> list[tuple[int, float]]:
+    """Return the best value after each trial, from the first that went well on; the user's own command left out."""
+    found: list[tuple[int, float]] = []
+    for trial in trials:
+        value = trial.metrics.get("value")
+        if value is not None and not trial.is_baseline:
+            is_better = not found or view.direction.better(value, than=found[-1][1])
+            found.append((trial.number, value if is_better else found[-1][1]))
+        elif found:
+            found.append((trial.number, found[-1][1]))
+    return found
+
+
+def _exported(view: StudyView, each: TrialView, label: str) -> ExportedTrial:
+    trial = each.trial
+    measured = {**{name: getattr(trial, name) for name in MEASURED}, "gain": view.study.gain_of(trial)}
+    fields = {"outcome": str(trial.outcome), "label": label, **{name: getattr(trial, name) for name in FIELDS}}
+    return ExportedTrial(
+        number=each.number,
+        label=label,
+        params=dict(trial.params),
+        metrics={name: float(value) for name, value in measured.items() if value is not None and math.isfinite(value)},
+        tags={name: str(text) for name, text in fields.items() if text},
+        is_baseline=trial.is_baseline,
+        went_well=trial.ok,
+        started_s=each.started_s,
+        ended_s=each.ended_s,
+    )
+
 
 MARK = "zenithtune."
 NUMBER, BEGUN = f"{MARK}trial", f"{MARK}begun"
@@ -45,7 +110,7 @@ def export_to_mlflow(view: StudyView, uri: str) -> tuple[int, int]:
         runs = {_key(run.data.tags): run for run in _runs(client, experiment)}
         new = [trial for trial in trials if not _is_whole(runs.get(_key(_tags(trial))))]
         for trial in new:
-            _write(client, experiment, trial, runs.get(_key(_tags(trial))))
+            _write_run(client, experiment, trial, runs.get(_key(_tags(trial))))
         if view.best is not None:
             client.set_experiment_tag(experiment, f"{MARK}best", str(view.study.number_of(view.best)))
     return len(new), len(trials) - len(new)
@@ -109,7 +174,7 @@ def _is_whole(run: Run | None) -> bool:
     return run is not None and run.info.status in ("FINISHED", "FAILED", "KILLED")
 
 
-def _write(client: MlflowClient, experiment: str, trial: ExportedTrial, begun: Run | None) -> None:
+def _write_run(client: MlflowClient, experiment: str, trial: ExportedTrial, begun: Run | None) -> None:
     from mlflow.entities import Metric, Param
 
     start, end = _milliseconds(trial.started_s), _milliseconds(trial.ended_s)
@@ -155,3 +220,61 @@ def _batches(params: Iterable[Any]) -> Iterator[list[Any]]:
     rest = iter(params)
     while some := list(itertools.islice(rest, BATCH)):
         yield some
+
+
+OWN_FILE = ".zenithtune"
+"""The file by which an export knows that a folder is its own, and may be replaced."""
+
+
+def export_to_tensorboard(view: StudyView, folder: Path) -> tuple[Path, int]:
+    """Write all trials to a folder of the study's name in `folder`; what an earlier export wrote there is replaced."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        problem = f"--tensorboard needs tensorboardX, which is not installed ({error})"
+        raise UsageError(f"{problem}: pip install 'zenith-tune[tensorboard]'") from error
+    trials = exported_trials(view)
+    target = folder / view.name
+    if target.exists() and not (target / OWN_FILE).is_file():
+        raise UsageError(f"{target} was not written by an export, and is left alone", hint="give another --tensorboard")
+    draft = folder / f".{view.name}.{os.getpid()}.tmp"
+    try:
+        draft.mkdir(parents=True)
+        with SummaryWriter(logdir=str(draft)) as writer:
+            _write_events(writer, view, trials)
+        (draft / OWN_FILE).write_text("")
+        if target.exists():
+            shutil.rmtree(target)
+        draft.rename(target)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror})", hint="give another --tensorboard") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target, len(trials)
+
+
+def _write_events(writer: SummaryWriter, view: StudyView, trials: list[ExportedTrial]) -> None:
+    for number, value in best_so_far(view, trials):
+        writer.add_scalar("study/best_so_far", value, number)
+    for trial in trials:
+        for name, value in _shown(trial).items():
+            writer.add_scalar(f"study/{name}", value, trial.number, walltime=trial.ended_s)
+        fields = {"trial": trial.label, "outcome": trial.tags["outcome"], "unit": view.unit}
+        params = {name: _plain(value) for name, value in trial.params.items()}
+        metrics = {f"trial/{name}": value for name, value in _shown(trial).items()}
+        writer.add_hparams({**params, **fields}, metrics, name=_run_name(trial), global_step=trial.number)
+
+
+def _shown(trial: ExportedTrial) -> dict[str, float]:
+    """Return measurements in the units that people read, under names that TensorBoard leaves as they are."""
+    shown = {name: trial.metrics[name] for name in ("value", "step_s", "duration_s") if name in trial.metrics}
+    memory = trial.metrics.get("peak_memory_bytes")
+    return shown if memory is None else {**shown, "peak_memory_gib": memory / GIB}
+
+
+def _plain(value: object) -> bool | str | float | int:
+    return value if isinstance(value, bool | str | float | int) else str(value)
+
+
+def _run_name(trial: ExportedTrial) -> str:
+    return "your-command" if trial.is_baseline else f"trial-{trial.number:04d}"

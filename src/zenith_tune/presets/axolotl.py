@@ -1,12 +1,14 @@
-"""A command of Axolotl: how it is known, and what it calls the arguments of its Trainer (0.19)."""
+"""Training by Axolotl (0.19): its YAML with options, and Hugging Face's Trainer inside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH
 from zenith_tune.presets.trainer.dialect import Dialect, by_options, program_words
+from zenith_tune.presets.trainer.preset import TrainerPreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
 from zenith_tune.study.parameters import Value
@@ -60,3 +62,23 @@ AXOLOTL = Dialect(
     in_trials={"output_dir": "{trial_folder}/output"},
     num_processes=_num_processes,
 )
+
+
+@PresetRegistry.register("axolotl")
+class AxolotlPreset(TrainerPreset):
+    """Tune a command of Axolotl, as preset trainer does any that trains by Hugging Face's Trainer.
+
+    What is tried, and the best command, are the user's own with options that win over the file.
+    """
+
+    dialect = AXOLOTL
+
+    @classmethod
+    def recognises(cls, command: str) -> bool:
+        """Tell whether `command` is `axolotl train`, or its module by any launcher."""
+        return is_axolotl_command(command)
+
+    @classmethod
+    def may_be_for(cls, command: str) -> bool:
+        """Tell whether a run could show what the text does not: it says what it is."""
+        return False
