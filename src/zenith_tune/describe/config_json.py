@@ -129,12 +129,22 @@ def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
         raise ModelConfigError(problem, hint=f"add it, {otherwise}") from None
     except OSError as error:
         raise empty.refuse(f" cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise empty.refuse(f" must be a config.json in JSON, but is not ({reason})") from None
+    except RecursionError:
+        raise too_deep(empty) from None
+    except ValueError as error:
+        raise _not_json(empty, " ".join(str(error).split())) from None
     if not isinstance(values, dict):
         raise empty.refuse(f" must be a JSON object, but is a {type(values).__name__}")
     return replace(empty, values=values)
+
+
+def too_deep(config: ConfigJson) -> ModelConfigError:
+    """Return the error for a config that is nested deeper than Python can follow."""
+    return _not_json(config, "nested too deep")
+
+
+def _not_json(config: ConfigJson, reason: str) -> ModelConfigError:
+    return config.refuse(f" must be a config.json in JSON, but is not ({reason})")
 
 
 def _language_part(config: Json) -> Json | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.describe.catalog import read_catalog
-from zenith_tune.describe.config_json import HEADS, LAYERS, ConfigJson
+from zenith_tune.describe.config_json import HEADS, LAYERS, ConfigJson, too_deep
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 
 
@@ -145,8 +145,11 @@ OTHER_LAYERS = ("mamba", "ssm_", "linear_num_", "hybrid_", "lru_", "time_mix", "
 def model_spec_from_config(config: dict[str, Any], source: str, otherwise: str = OTHERWISE) -> ModelSpec:
     """Return the shape that a config.json describes; `source` names it in errors and becomes the model's name."""
     whole = ConfigJson(values=config, source=source, otherwise=otherwise)
-    part = whole.language_part() or whole
-    return _spec(replace(part, values={**_inherited(whole, part), **part.values}))
+    try:
+        part = whole.language_part() or whole
+        return _spec(replace(part, values={**_inherited(whole, part), **part.values}))
+    except RecursionError:
+        raise too_deep(whole) from None
 
 
 def _inherited(whole: ConfigJson, part: ConfigJson) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from zenith_tune.describe.config_json import (
     find_local,
     read_config,
     refuse_missing_path,
+    too_deep,
 )
 from zenith_tune.describe.config_spec import OTHERWISE, model_spec_from_config
 from zenith_tune.describe.hub import fetch_config
@@ -139,6 +140,13 @@ def read_model_config(model: str) -> ModelConfig:
 
 def _config_in(path: Path, source: str) -> ModelConfig:
     config = read_config(path, source, WITHOUT_MODEL)
+    try:
+        return _model_config(config)
+    except RecursionError:
+        raise too_deep(config) from None
+
+
+def _model_config(config: ConfigJson) -> ModelConfig:
     part = config.language_part() or config
     num_heads = part.count(*HEADS)
     return ModelConfig(
