@@ -144,6 +144,8 @@ FAMILIES = (
             optimizer_passes=110.0,
             # On the host of an H200 (benchmarks/h200-sweep-2026-11-16.csv): experts run one after another.
             layer_launch_s=6.0e-3,
+            # Selective recomputation launches the core of attention again: about a third of a forward pass.
+            launch_selected=0.15,
             tensor_launch_s=1.0e-3,
             expert_launch_s=3.0e-3,
             expert_product_s=1.2e-3,
@@ -153,6 +155,7 @@ FAMILIES = (
             **dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes"), LAUNCH),
             "optimizer_passes": PASSES,
             **HOST,
+            "launch_selected": LAUNCH,
             "expert_launch_s": LAUNCH,
             "expert_product_s": LAUNCH,
         },

@@ -52,6 +52,8 @@ class TimeCoefficients:
     """Time of the host per layer and micro-batch, forward and backward: no layer is quicker."""
     launch_again: float = 0.6
     """Share of that which a recomputed layer adds: the host does most of its work in the forward pass."""
+    launch_selected: float = 0.0
+    """The same that selective recomputation adds."""
     tensor_launch_s: float = 1.0e-4
     """What tensor parallelism adds to that: launching its collectives."""
     expert_launch_s: float = 1.0e-3
