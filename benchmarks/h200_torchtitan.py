@@ -7,8 +7,9 @@
 Its own Qwen3 of 0.6B and 1.7B, with random text: as they train on the one GPU, then with fake communication as the
 first of 1 and 8 ranks. A row has the median time of a step after the first ones, and the peak of memory by the log.
 `--study` tunes the smaller one on the one GPU; further options go to `zenithtune optimize`. `--sweep` measures many
-widths, micro-batches and recomputations, compiled or not, in one process, as rows in the form of measured runs. They
-come in a fixed random order, so that a sweep cut short covers all kinds; the first steps of each are left out.
+widths, micro-batches and recomputations, compiled or not, in one process, as rows in the form of measured runs. A few
+are of single ranks of layouts on 8 GPUs, with fake communication (`probed_stage`). They come in a fixed random order,
+so that a sweep cut short covers all kinds; the first steps of each are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,9 @@ SHAPES = {
 QWENS = ("0.6B", "1.7B")
 FIELDS = (
     *("source_id", "year", "framework", "gpu", "gpu_mem_gib", "n_gpus", "model", "num_layers", "hidden", "ffn_hidden"),
-    *("num_heads", "num_kv_heads", "vocab", "seq_len", "precision", "mbs", "gbs", "recompute", "compile", "attention"),
-    *("optimizer", "step_time_s", "steps_s", "max_allocated_mib", "max_reserved_mib", "outcome", "notes", "wall_s"),
+    *("num_heads", "num_kv_heads", "vocab", "seq_len", "precision", "tp", "mbs", "gbs", "zero_stage_or_fsdp"),
+    *("seq_parallel", "recompute", "compile", "attention", "optimizer", "probed_stage", "step_time_s"),
+    *("steps_s", "max_allocated_mib", "max_reserved_mib", "outcome", "notes", "wall_s"),
 )
 
 
@@ -119,6 +121,13 @@ class Point:
     seq_len: int = 2048
     recompute: str = "none"
     is_compiled: bool = False
+    num_gpus: int = 1
+    tp: int = 1
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.mbs * self.num_micro_batches * self.num_gpus // self.tp
 
     def words(self, folder: Path) -> list[str]:
         """Return torchtitan's options."""
@@ -130,15 +139,17 @@ class Point:
             "training.dataset": "c4_test",
             "training.dataset_path": folder / "data",
             "training.local_batch_size": self.mbs,
-            "training.global_batch_size": self.mbs * self.num_micro_batches,
+            "training.global_batch_size": self.batch,
             "training.seq_len": self.seq_len,
             "training.steps": 1000,
             "activation_checkpoint.mode": self.recompute,
             "activation_checkpoint.selective_ac_option": "op",
+            "parallelism.tensor_parallel_degree": self.tp,
             # The log of a step ends the count of its peak of memory.
             "metrics.log_freq": 1000,
         }
         words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        words += ["--comm.mode", "fake_backend"] if self.num_gpus > 1 else []
         return [*words, *(("--compile.enable",) if self.is_compiled else ())]
 
 
@@ -160,11 +171,21 @@ def points() -> Iterator[Point]:
         yield Point(model="llama-12x2048", mbs=4, recompute=recompute, is_compiled=True)
 
 
+def ranks() -> Iterator[Point]:
+    """Yield layouts on 8 GPUs whose first rank runs alone."""
+    for model in ("llama-16x1024", "llama-12x2048", "llama-6x4096"):
+        yield Point(model=model, mbs=1, num_gpus=8)
+        yield Point(model=model, mbs=4, num_gpus=8)
+        yield Point(model=model, mbs=1, num_gpus=8, tp=2)
+        yield Point(model=model, mbs=4, num_gpus=8, tp=4)
+    yield Point(model="llama-12x2048", mbs=4, num_gpus=8, recompute="full")
+    yield Point(model="llama-12x2048", mbs=1, num_gpus=8, tp=2, recompute="full")
+
+
 def sweep(folder: Path, output: Path, seconds: float, is_tiny: bool) -> None:
     """Measure until all is done or the time is up, and write each row at once."""
     begin = time.monotonic()
-    ranks = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
-    os.environ.update(ranks)
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"})
     import torch
     import torchtitan.train  # noqa: F401
     from h200_landscapes import launch_us
@@ -179,8 +200,9 @@ def sweep(folder: Path, output: Path, seconds: float, is_tiny: bool) -> None:
     about |= {each: version(each) for each in ("torch", "torchtitan")}
     about["launch_us"] = launch_us(torch.device("cuda" if is_gpu else "cpu"))
     tiny = Point(model="llama-2x64", seq_len=64)
-    runs = [tiny, Point(model="llama-2x64", seq_len=64, recompute="selective")] if is_tiny else list(points())
-    random.Random(0).shuffle(runs)
+    alone = [tiny, replace(tiny, recompute="selective")] if is_tiny else list(points())
+    sharded = [replace(tiny, num_gpus=8, tp=tp) for tp in (1, 2)] if is_tiny else list(ranks())
+    runs = [*random.Random(0).sample(sharded, len(sharded)), *random.Random(0).sample(alone, len(alone))]
     measure(tiny if is_tiny else Point(model="llama-12x2048"), folder)  # kernels are loaded and the clocks go up once
     about["ready_s"] = round(time.monotonic() - begin, 1)
     output.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
@@ -204,8 +226,6 @@ def _common(about: dict[str, Any]) -> dict[str, Any]:
         "framework": f"torchtitan {about['torchtitan']}, torch {about['torch']}",
         "gpu": about["device"].rpartition(" ")[2],
         "gpu_mem_gib": "139.8",
-        "n_gpus": 1,
-        "precision": "bf16-autocast",
         "attention": "sdpa",
         "optimizer": "fused",
     }
@@ -235,9 +255,15 @@ def measure(point: Point, folder: Path) -> dict[str, Any]:
     return {
         "model": f"qwen3-{point.model}" if point.model in QWENS else point.model,
         **shape,
+        "n_gpus": point.num_gpus,
         "seq_len": point.seq_len,
+        "precision": "bf16" if point.num_gpus > 1 else "bf16-autocast",
+        "tp": point.tp,
         "mbs": point.mbs,
-        "gbs": point.mbs * point.num_micro_batches,
+        "gbs": point.batch,
+        "zero_stage_or_fsdp": "FSDP2" if point.num_gpus > 1 else "none",
+        "seq_parallel": "yes" if point.tp > 1 else "no",
+        "probed_stage": 0 if point.num_gpus > 1 else "",
         "recompute": point.recompute,
         "compile": int(point.is_compiled),
         "step_time_s": f"{statistics.median(steps):.5f}" if steps else "",
@@ -270,6 +296,9 @@ def _train(point: Point, folder: Path, steps_s: list[float]) -> None:
     from torchtitan.config import ConfigManager
     from torchtitan.train import Trainer
 
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() != point.num_gpus:
+        torch.distributed.destroy_process_group()
+    os.environ.update({"WORLD_SIZE": str(point.num_gpus), "NGPU": str(point.num_gpus)})
     trainer = Trainer(ConfigManager().parse_args(point.words(folder)))
     try:
         batches = trainer.batch_generator(trainer.dataloader)

@@ -44,6 +44,7 @@ DENSE = {
     "optimizer_passes": 2 * PASSES,
     "step_overhead_s": LAUNCH,
 }
+MESSAGES = ("fast_efficiency", "slow_efficiency", "data_overlap", "data_decay")
 TENSOR = {"tensor_exposed": TRAFFIC}
 EXPERTS = {
     "expert_launch_s": 1.0,
@@ -114,6 +115,28 @@ FAMILIES = (
         frameworks=("fsdp", "torchtitan"),
         fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": LAUNCH},
         by_gpu=("gemm_efficiency",),
+    ),
+    TimeFamily(
+        name="torchtitan-autocast",
+        frameworks=("torchtitan-autocast", "torchtitan-eager"),
+        # Layers of plain PyTorch with fused norms. What is said of messages is as fitted to the published runs.
+        start=TimeCoefficients(
+            hidden_passes=300.0,
+            ffn_passes=50.0,
+            logit_passes=30.0,
+            optimizer_passes=45.0,
+            layer_launch_s=3.0e-3,
+            launch_again=0.6,
+            launch_selected=1.0,
+            fast_efficiency=0.65,
+            slow_efficiency=1.0,
+            tensor_exposed=1.0,
+            data_overlap=0.6,
+            data_decay=0.05,
+        ),
+        fitted={name: prior for name, prior in DENSE.items() if name not in MESSAGES}
+        | dict.fromkeys(("hidden_passes", "ffn_passes", "logit_passes", "optimizer_passes"), LAUNCH)
+        | {"layer_launch_s": LAUNCH, "launch_again": 0.25, "launch_selected": LAUNCH},
     ),
     TimeFamily(
         name="hf-accelerate",

@@ -24,7 +24,8 @@ from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.resources import Resources
 
-FRAMEWORK = "torchtitan"
+FRAMEWORK, EAGER, ALONE = "torchtitan", "torchtitan-eager", "torchtitan-autocast"
+"""Compiled, not compiled, and not compiled on one GPU: kernels and what they keep differ."""
 MOST_STEPS = 10_000
 LOG_FREQUENCY = "metrics.log_freq"
 
@@ -232,8 +233,9 @@ class TorchTitanPreset(TuningPreset):
         job, model = self._space.job, self._model.required()
         if not job.is_known:
             raise UsageError("the settings are seen when your own command runs", hint="run the baseline")
+        framework = FRAMEWORK if job.compiles else ALONE if job.num_gpus == 1 else EAGER
         return PlanSubject(
             model=model,
             cluster=seen_cluster(self.cluster, job.num_gpus, self.topology, job.gpu),
-            job=JobSpec(seq_len=job.seq_len, framework=load_framework(FRAMEWORK), precision=job.precision),
+            job=JobSpec(seq_len=job.seq_len, framework=load_framework(framework), precision=job.precision),
         )
