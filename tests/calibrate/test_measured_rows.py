@@ -81,6 +81,7 @@ def test_a_row_that_its_source_doubts_is_not_used(tmp_path: Path, word: str) -> 
         ({"framework": "torchtitan", "precision": "float8"}, "fsdp"),
         ({"framework": "torchtitan"}, "torchtitan-eager"),
         ({"framework": "torchtitan", "n_gpus": "1"}, "torchtitan-autocast"),
+        ({"framework": "torchtitan", "n_gpus": "1", "compile": "1"}, "torchtitan-compiled"),
         ({"framework": "transformers + accelerate"}, "hf-accelerate"),
         ({"framework": "Megatron-LM --transformer-impl local"}, "megatron-local"),
         ({"framework": "Megatron Core", "source_id": "mcore_ci_golden"}, "megatron-ci"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from zenith_tune.calibrate.measured_run import MeasuredRun, figure, measured_model, number, recompute_kind
+from zenith_tune.describe.framework_spec import titan_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
@@ -167,8 +168,9 @@ def _framework(row: Mapping[str, str]) -> str:
     if "mcore_ci" in row["source_id"]:
         return "megatron-ci"
     found = next((ours for part, ours in FRAMEWORKS if part in name), "megatron")
-    if "torchtitan" in name and not _is_compiled(row):
-        return "torchtitan-autocast" if number(row, "n_gpus") == 1 else "torchtitan-eager"
+    if "torchtitan" in name:
+        found = titan_framework(_is_compiled(row), number(row, "n_gpus") == 1)
+        return "fsdp" if found == "torchtitan" else found
     old = found == "megatron" and (number(row, "year") or FLASH_YEAR) < FLASH_YEAR
     return "megatron-legacy" if old or (row["source_id"].startswith("megascale") and found == "megatron") else found
 

@@ -16,6 +16,8 @@ class TimeFamily:
 
     name: str
     frameworks: tuple[str, ...]
+    alike: tuple[str, ...] = ()
+    """Those of them that run the kernels of the first, and differ in memory alone."""
     start: TimeCoefficients = field(default_factory=TimeCoefficients)
     fitted: dict[str, float] = field(default_factory=dict)
     """Coefficients to fit, and the prior's standard deviation of their logarithm."""
@@ -111,7 +113,8 @@ FAMILIES = (
     ),
     TimeFamily(
         name="fsdp",
-        frameworks=("fsdp", "torchtitan"),
+        frameworks=("fsdp", "torchtitan", "torchtitan-compiled"),
+        alike=("torchtitan-compiled",),
         fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": LAUNCH},
         by_gpu=("gemm_efficiency",),
     ),

@@ -125,7 +125,7 @@ LIMITS = {
     "deepspeed": FrameworkLimits(sizes=(), zero_stages=(0, 1, 2, 3), recompute=_WHOLE_LAYERS),
     "hf-accelerate": FrameworkLimits(sizes=(), zero_stages=(0,), recompute=_WHOLE_LAYERS),
     "fsdp": _FSDP,
-    **dict.fromkeys(("torchtitan", "torchtitan-eager", "torchtitan-autocast"), _TITAN),
+    **dict.fromkeys(("torchtitan", "torchtitan-compiled", "torchtitan-eager", "torchtitan-autocast"), _TITAN),
     "llm-foundry": _FSDP,
     "jax": _FSDP,
 }

@@ -266,6 +266,7 @@ def test_a_lever_that_the_command_has_is_not_offered(tmp_path: Path) -> None:
     ("options", "num_gpus", "framework"),
     [
         (("--compile.enable",), 8, "torchtitan"),
+        (("--compile.enable",), 1, "torchtitan-compiled"),
         ((), 8, "torchtitan-eager"),
         ((), 1, "torchtitan-autocast"),
     ],
