@@ -28,7 +28,7 @@ REASONS = {
     "again; rows do not say which, and the estimate is of the commoner way",
     "speed of mbridge_verification_cards": "nearly all are experts on GB200 and GB300; CUDA graphs, overlap and "
     "routing differ from card to card and are not stated",
-    "speed of torchtitan": "rows differ in compilation, asynchronous tensor parallelism and the pipeline's schedule, "
+    "speed of torchtitan": "rows differ in asynchronous tensor parallelism and the pipeline's schedule, "
     "which no column states; pairs that agree in all else are 5 to 25% apart",
 }
 """What limits a figure that misses its target."""

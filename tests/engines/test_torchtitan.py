@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module, skip
 from tests.warm_process import warm_python
+from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.presets.torchtitan.command import titan_run
 from zenith_tune.presets.torchtitan.preset import TorchTitanPreset
 from zenith_tune.study.parameters import Params
@@ -162,3 +163,25 @@ def test_a_study_on_two_ranks_plans_from_the_run_and_keeps_the_batch(zenithtune:
     assert any(point[name] != value for name, value in own.items())
     best = (tmp_path / "out" / "s" / "best_command.sh").read_text()
     assert "--training.steps" not in best and "--metrics.log_freq" not in best
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_many_points_in_one_process_and_its_rows_are_measured_runs(tmp_path: Path) -> None:
+    need_module("torchtitan", "transformers")
+    if not has_toml():
+        skip("torchtitan", "the models of this release of torchtitan do not train on CPU")
+    paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
+    rows = tmp_path / "rows.csv"
+    words = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "h200_torchtitan.py"),
+        "--sweep",
+        "--tiny",
+        "--output",
+        str(rows),
+    ]
+    env = {**ENGINE_ENV, "PYTHONPATH": paths}
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = [(run.num_gpus, run.layout["tp"], run.probed_stage) for run in read_measured(rows) if run.step_s]
+    assert sorted(found, key=str) == [(1, 1, None), (1, 1, None), (8, 1, 0), (8, 2, 0)]

@@ -62,6 +62,17 @@ def test_sequence_parallelism_splits_the_norms_and_nothing_else() -> None:
     assert whole - split == pytest.approx(norms * 7 / 8)
 
 
+def test_queries_and_keys_are_passed_over_by_their_own_widths() -> None:
+    model = load_model("llama3-8b")
+    plain = replace(IDEAL, memory_efficiency=1.0)
+    at = case(model, "h100x8", mbs=B, tp=2)
+    less, more = (
+        layer_time(at.workload, at.machine, at.layouts, each).dense_s[0]
+        for each in (plain, replace(plain, query_passes=9))
+    )
+    assert more - less == pytest.approx(B * S * (4096 + 1024) / 2 * 9 / at.machine.memory_bytes_per_s)
+
+
 def test_a_token_of_mixtral_passes_two_experts_of_eight() -> None:
     model = load_model("mixtral-8x7b")
     at = case(model, "h100x8", mbs=1, tp=2, ep=[1, 4])

@@ -102,6 +102,17 @@ def test_a_layer_is_never_quicker_than_the_host_launches_it() -> None:
     assert at.time(slow_host).step_s[0] == pytest.approx(16 * 96 * 1.0, rel=1e-3)
 
 
+def test_the_host_launches_again_what_is_recomputed_but_gathers_sharded_weights_as_often() -> None:
+    slow_host = replace(IDEAL, layer_launch_s=1.0, launch_again=0.5, launch_selected=2.0, shard_launch_s=10.0)
+    kinds: dict[str, Any] = {"recompute": [RECOMPUTE_NONE, RECOMPUTE_UNIFORM, RECOMPUTE_SELECTIVE]}
+    alone, sharded = (
+        case(HEADLESS, f"h100x{dp}", dp=dp, gbs=dp, zero=3, recompute_layers=[0, 1, 0], **kinds).time(slow_host).step_s
+        for dp in (1, 8)
+    )
+    assert alone == pytest.approx(96 * np.array([1.0, 1.5, 3.0]), rel=1e-2)
+    assert sharded == pytest.approx(96 * np.array([11.0, 11.5, 13.0]), rel=0.05)
+
+
 def test_the_optimizer_updates_its_shard_once_a_step() -> None:
     passes = replace(IDEAL, optimizer_passes=30.0, memory_efficiency=1.0)
     at = case(GPT3, "a100x64", tp=8, dp=8, gbs=[64, 128], zero=1)

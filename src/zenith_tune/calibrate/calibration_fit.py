@@ -179,7 +179,7 @@ def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[Calibra
     yield first
     for name in sorted((trusted | _with_memory(runs)) - {FALLBACK}):
         fit = _fit_one(runs, name, date)
-        yield fit if name in trusted else _with_time_of(first, fit)
+        yield fit if family_of(name).name in trusted else _with_time_of(first, fit)
 
 
 def most_measured(runs: Sequence[MeasuredRun]) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from zenith_tune.calibrate.measured_run import MeasuredRun, figure, measured_model, number, recompute_kind
+from zenith_tune.describe.framework_spec import titan_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
+from zenith_tune.estimate.calibration import precision_class
 from zenith_tune.estimate.model_flops import forward_flops_per_token
 from zenith_tune.layouts.layout_batch import RECOMPUTE_UNIFORM
 from zenith_tune.study.files import read_regular
@@ -166,8 +168,17 @@ def _framework(row: Mapping[str, str]) -> str:
     if "mcore_ci" in row["source_id"]:
         return "megatron-ci"
     found = next((ours for part, ours in FRAMEWORKS if part in name), "megatron")
+    if "torchtitan" in name:
+        found = titan_framework(_is_compiled(row), number(row, "n_gpus") == 1)
+        return "fsdp" if found == "torchtitan" else found
     old = found == "megatron" and (number(row, "year") or FLASH_YEAR) < FLASH_YEAR
     return "megatron-legacy" if old or (row["source_id"].startswith("megascale") and found == "megatron") else found
+
+
+def _is_compiled(row: Mapping[str, str]) -> bool:
+    # Products in float8 are fast only where their scales are fused.
+    stated = row.get("compile") == "1" or "compile" in row.get("notes", "").lower()
+    return stated or precision_class(row.get("precision", "")) != "bf16"
 
 
 def _release(row: Mapping[str, str]) -> float | None:

@@ -149,6 +149,7 @@ def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpe
         gated_mlp=gated,
         tied_embeddings=_is_tied(row, notes),
         norm_bias=not gated,
+        qk_norm="qk-norm" in notes,
         num_positions=_positions(row, gated),
         num_experts=experts,
         top_k=(number(row, "top_k") or 2) if experts else 0,

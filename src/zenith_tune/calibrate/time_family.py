@@ -16,6 +16,8 @@ class TimeFamily:
 
     name: str
     frameworks: tuple[str, ...]
+    alike: tuple[str, ...] = ()
+    """Those of them that run the kernels of the first, and differ in memory alone."""
     start: TimeCoefficients = field(default_factory=TimeCoefficients)
     fitted: dict[str, float] = field(default_factory=dict)
     """Coefficients to fit, and the prior's standard deviation of their logarithm."""
@@ -111,8 +113,45 @@ FAMILIES = (
     ),
     TimeFamily(
         name="fsdp",
-        frameworks=("fsdp", "torchtitan"),
+        frameworks=("fsdp", "torchtitan", "torchtitan-compiled"),
+        alike=("torchtitan-compiled",),
         fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": LAUNCH},
+        by_gpu=("gemm_efficiency",),
+    ),
+    TimeFamily(
+        name="torchtitan-autocast",
+        frameworks=("torchtitan-autocast", "torchtitan-eager"),
+        # Without torch.compile each operation is a pass of its own. Measured on an H200, as all of these
+        # (benchmarks/h200-torchtitan-rows-2026-11-17.csv); what is said of messages is as fitted to the published runs.
+        start=TimeCoefficients(
+            attention_efficiency=0.6,
+            hidden_passes=150.0,
+            query_passes=200.0,
+            ffn_passes=40.0,
+            logit_passes=60.0,
+            optimizer_passes=45.0,
+            layer_launch_s=2.8e-3,
+            launch_again=0.9,
+            # Selective recomputation asks a policy of every operation in Python; tensor parallelism runs DTensors.
+            launch_selected=2.5,
+            tensor_launch_s=1.0e-2,
+            shard_launch_s=4.0e-3,
+            fast_efficiency=0.65,
+            slow_efficiency=1.0,
+            tensor_exposed=1.0,
+            data_overlap=0.6,
+            data_decay=0.05,
+        ),
+        fitted={
+            "gemm_efficiency": EFFICIENCY,
+            "attention_efficiency": EFFICIENCY,
+            **dict.fromkeys(("hidden_passes", "query_passes", "ffn_passes", "logit_passes"), LAUNCH),
+            "optimizer_passes": 2 * PASSES,
+            "step_overhead_s": LAUNCH,
+            **HOST,
+            "launch_selected": LAUNCH,
+            "shard_launch_s": LAUNCH,
+        },
         by_gpu=("gemm_efficiency",),
     ),
     TimeFamily(
@@ -144,6 +183,8 @@ FAMILIES = (
             optimizer_passes=110.0,
             # On the host of an H200 (benchmarks/h200-sweep-2026-11-16.csv): experts run one after another.
             layer_launch_s=6.0e-3,
+            # Selective recomputation launches the core of attention again: about a third of a forward pass.
+            launch_selected=0.15,
             tensor_launch_s=1.0e-3,
             expert_launch_s=3.0e-3,
             expert_product_s=1.2e-3,
@@ -153,6 +194,7 @@ FAMILIES = (
             **dict.fromkeys(("score_passes", "hidden_passes", "ffn_passes", "logit_passes"), LAUNCH),
             "optimizer_passes": PASSES,
             **HOST,
+            "launch_selected": LAUNCH,
             "expert_launch_s": LAUNCH,
             "expert_product_s": LAUNCH,
         },

@@ -193,6 +193,8 @@ class TimeFit:
                 trends[factor.coefficient] = float(value)
             else:
                 factors[factor.kind][factor.coefficient] = float(np.exp(value))
+        first = f"framework:{self.family.frameworks[0]}"
+        factors.update({f"framework:{name}": dict(factors[first]) for name in self.family.alike})
         _spread_pools(self.family, factors)
         base = self.origin.coefficients.with_vector(self.names, theta[: len(self.names)])
         return TimeCalibration(coefficients=base, factors=dict(factors), trends=trends, release=self.origin.release)
@@ -227,8 +229,9 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
     for precision in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
         share = np.array([precision_class(run.precision) == precision for run in runs]) * 1.0
         found.append(_gemm_factor(f"precision:{precision}", share, prior, origin))
-    for name in family.frameworks if len(family.frameworks) > 1 else ():
-        share = np.array([run.framework == name for run in runs]) * 1.0
+    for name in (each for each in family.frameworks if len(family.frameworks) > 1 and each not in family.alike):
+        members = (name, *family.alike) if name == family.frameworks[0] else (name,)
+        share = np.array([run.framework in members for run in runs]) * 1.0
         found.append(_gemm_factor(f"framework:{name}", share, prior, origin))
     years = np.array([run.release or origin.release for run in runs]) - origin.release
     trends = ((name, origin.trends.get(name, 0.0)) for name in family.by_release)

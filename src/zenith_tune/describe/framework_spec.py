@@ -128,6 +128,17 @@ def load_framework(name: str) -> FrameworkSpec:
     return _framework(found)
 
 
+def titan_framework(compiles: bool, is_alone: bool) -> str:
+    """Return the entry for torchtitan with or without torch.compile, on one GPU or on several.
+
+    >>> titan_framework(False, True), titan_framework(True, False)
+    ('torchtitan-autocast', 'torchtitan')
+    """
+    if is_alone:
+        return "torchtitan-compiled" if compiles else "torchtitan-autocast"
+    return "torchtitan" if compiles else "torchtitan-eager"
+
+
 def known_frameworks() -> list[str]:
     """Return the names in the catalog, without aliases."""
     return list(_entries())

@@ -42,6 +42,8 @@ class TimeCoefficients:
     """Share of the memory bandwidth that everything else reaches: norms, activations, reading weights."""
     hidden_passes: float = 30.0
     """Bytes per token and hidden unit that one layer moves, forward and backward, besides its matrix products."""
+    query_passes: float = 0.0
+    """The same per unit of queries and keys, where rotating and norming them is no part of a fused kernel."""
     ffn_passes: float = 16.0
     """The same per unit of the feed-forward width."""
     score_passes: float = 20.0
@@ -52,8 +54,12 @@ class TimeCoefficients:
     """Time of the host per layer and micro-batch, forward and backward: no layer is quicker."""
     launch_again: float = 0.6
     """Share of that which a recomputed layer adds: the host does most of its work in the forward pass."""
+    launch_selected: float = 0.0
+    """The same that selective recomputation adds."""
     tensor_launch_s: float = 1.0e-4
     """What tensor parallelism adds to that: launching its collectives."""
+    shard_launch_s: float = 0.0
+    """What sharded weights add to a layer, recomputed or not: gathering and freeing them."""
     expert_launch_s: float = 1.0e-3
     """The same that a layer with experts adds."""
     expert_product_s: float = 1.0e-4

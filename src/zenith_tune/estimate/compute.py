@@ -62,6 +62,7 @@ def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeff
     per_weight = flops_per_weight(w) * tokens / flops + weight_traffic(w) / memory
     shared = w.attention_params * per_weight / tp + attention
     shared = shared + rows * w.hidden * c.hidden_passes / memory
+    shared = shared + tokens * (w.query_size + w.kv_size / 2) * c.query_passes / memory / tp
     width = c.ffn_passes / memory
     dense = w.dense_mlp_params * per_weight / tp + tokens * w.ffn_hidden * width / tp
     return LayerTime(shared + dense, shared + _expert_time(w, layouts, tokens, flops, memory, c), attention)

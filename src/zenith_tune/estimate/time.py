@@ -30,6 +30,8 @@ from zenith_tune.layouts.layout_batch import (
 
 FORWARD = 1 / 3
 """Share of a layer's time that is its forward pass."""
+GATHERS = 2
+"""The stage of ZeRO from which on the weights of a layer are gathered before they are used."""
 MESSAGES = ("tp", "cp", "ep", "p2p", "dp")
 """Parts of a step that are messages between ranks."""
 UNSHARDED_NODES = 4
@@ -105,7 +107,7 @@ def _layer(
     again = recomputed_share(w, layouts)
     recompute = _recompute(w, layouts, framework, again, compute + tensor + experts, time)
     work = compute + tensor + context + experts + recompute
-    floor = launch_time(w, machine, layouts, c) * (1 + c.launch_again * again)
+    floor = launch_time(w, machine, layouts, c) * _launches_again(layouts, c, again) + _shard_launch(layouts, c)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
     joint, host = joint_time(work, floor)
     return {**parts, "overhead": joint - work}, host
@@ -168,6 +170,18 @@ def _host_time(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients) ->
     return seconds
 
 
+def _launches_again(layouts: LayoutBatch, c: TimeCoefficients, again: FloatArray) -> FloatArray:
+    """Return the launches of a layer with those of its recomputation, over those without it."""
+    share: FloatArray = 1 + c.launch_again * again + c.launch_selected * (layouts.recompute == RECOMPUTE_SELECTIVE)
+    return share
+
+
+def _shard_launch(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+    """Return how long the host takes to gather and free the weights of a layer, which the backward pass does anyway."""
+    gathers = (layouts.zero >= GATHERS) & (layouts.dp * layouts.cp > 1)
+    return np.where(gathers, c.shard_launch_s, 0.0)
+
+
 def recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return the share of layers whose forward pass runs twice."""
     blocks = layouts.recompute_layers * layouts.pp * layouts.vp / workload.num_layers
@@ -226,7 +240,7 @@ def stage_time(
     time, again = layer_time(w, machine, layouts, c), recomputed_share(w, layouts)
     compute = _mean_compute(w, time)
     work = compute + _recompute(w, layouts, framework, again, compute, time)
-    floor = _host_time(w, layouts, c) * (1 + c.launch_again * again)
+    floor = _host_time(w, layouts, c) * _launches_again(layouts, c, again) + _shard_launch(layouts, c)
     layer_s, host = joint_time(work, floor)
     head_s = stage.is_last * head_time(w, machine, layouts, c)
     num_layers = stage.layers + stage.is_last * stage.mtp_layers

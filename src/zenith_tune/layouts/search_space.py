@@ -116,15 +116,16 @@ class FrameworkLimits:
 _WHOLE_LAYERS = ("none", "full/uniform")
 _MEGATRON_LIKE = FrameworkLimits()
 _FSDP = FrameworkLimits(sizes=("tp", "cp"), zero_stages=(0, 2, 3), recompute=_WHOLE_LAYERS)
+_TITAN = FrameworkLimits(
+    sizes=("tp", "pp", "vp", "cp", "ep"), zero_stages=(0, 1, 2, 3), recompute=("none", "selective", "full/uniform")
+)
 _CORE = ("megatron", "megatron-local", "megatron-ci")
 LIMITS = {
     **dict.fromkeys(_CORE, FrameworkLimits(layout_strings=True)),
     "deepspeed": FrameworkLimits(sizes=(), zero_stages=(0, 1, 2, 3), recompute=_WHOLE_LAYERS),
     "hf-accelerate": FrameworkLimits(sizes=(), zero_stages=(0,), recompute=_WHOLE_LAYERS),
     "fsdp": _FSDP,
-    "torchtitan": FrameworkLimits(
-        sizes=("tp", "pp", "vp", "cp", "ep"), zero_stages=(0, 1, 2, 3), recompute=("none", "selective", "full/uniform")
-    ),
+    **dict.fromkeys(("torchtitan", "torchtitan-compiled", "torchtitan-eager", "torchtitan-autocast"), _TITAN),
     "llm-foundry": _FSDP,
     "jax": _FSDP,
 }

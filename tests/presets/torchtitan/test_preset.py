@@ -262,6 +262,22 @@ def test_a_lever_that_the_command_has_is_not_offered(tmp_path: Path) -> None:
     assert found["fp8"].is_on_request
 
 
+@pytest.mark.parametrize(
+    ("options", "num_gpus", "framework"),
+    [
+        (("--compile.enable",), 8, "torchtitan"),
+        (("--compile.enable",), 1, "torchtitan-compiled"),
+        ((), 8, "torchtitan-eager"),
+        ((), 1, "torchtitan-autocast"),
+    ],
+)
+def test_what_runs_without_compilation_is_planned_by_what_was_measured_without(
+    tmp_path: Path, options: tuple[str, ...], num_gpus: int, framework: str
+) -> None:
+    command = of_file(tmp_path, *options, num_gpus=num_gpus)
+    assert bound(command, cluster=f"h100x{num_gpus}").subject(command).job.framework.name == framework
+
+
 def test_the_model_of_a_flavour_is_that_of_the_catalog_and_another_is_seen_in_its_run(tmp_path: Path) -> None:
     command = of_file(tmp_path)
     assert bound(command).subject(command).model.name == "llama3-8b"

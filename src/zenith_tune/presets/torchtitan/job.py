@@ -86,6 +86,11 @@ class TitanJob:
         """Return a setting as the job has it."""
         return self.settings.get(name, DEFAULTS.get(name))
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the job has it on."""
+        return bool(self.own(self.dialect.compile))
+
     def count(self, name: str) -> int:
         """Return a setting that is a number above 0, or 1."""
         value = self.own(name)

@@ -26,11 +26,6 @@ class TitanSituation:
     layout: Layout
     shard: str
 
-    @property
-    def compiles(self) -> bool:
-        """Whether the job has it on."""
-        return bool(self.job.own(self.job.dialect.compile))
-
 
 Written = Callable[[TitanJob, Layout], Mapping[str, Value]]
 
@@ -79,7 +74,7 @@ LEVERS = (
         name="async_tp",
         sets=lambda job, layout: {job.dialect.async_tp: True},
         goes=lambda at: at.layout.tp > 1 and at.layout.sequence_parallel,
-        needs={"compile": lambda at: at.compiles},
+        needs={"compile": lambda at: at.job.compiles},
         saves={"tp": 0.5},
         is_alone=True,
         source=f"{BENCHMARKS} (2025-06): Llama 3.1 in bf16 on H100 is 9 to 10% faster",
@@ -98,7 +93,7 @@ LEVERS = (
         sets=_converters,
         saves={"compute": 0.22},
         numerics=True,
-        needs={"compile": lambda at: at.compiles},
+        needs={"compile": lambda at: at.job.compiles},
         is_alone=True,
         source=f"{BENCHMARKS} (2024-12): Llama 3.1 8B on 8 H100, compiled, 6,667 to 8,532 tokens/s/GPU",
     ),

@@ -23,7 +23,6 @@ from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.resources import Resources
 
-FRAMEWORK = "torchtitan"
 LOG_FREQUENCY = "metrics.log_freq"
 
 
@@ -224,13 +223,14 @@ class TorchTitanPreset(TuningPreset):
 
     def _looked_up(self) -> PlanSubject:
         # Not at the top: the catalogs are loaded only where a plan is made.
-        from zenith_tune.describe.framework_spec import load_framework
+        from zenith_tune.describe.framework_spec import load_framework, titan_framework
 
         job, model = self._space.job, self._model.required()
         if not job.is_known:
             raise UsageError("the settings are seen when your own command runs", hint="run the baseline")
+        framework = titan_framework(job.compiles, job.num_gpus == 1)
         return PlanSubject(
             model=model,
             cluster=seen_cluster(self.cluster, job.num_gpus, self.topology, job.gpu),
-            job=JobSpec(seq_len=job.seq_len, framework=load_framework(FRAMEWORK), precision=job.precision),
+            job=JobSpec(seq_len=job.seq_len, framework=load_framework(framework), precision=job.precision),
         )

@@ -180,7 +180,6 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number in JSON")
 
 
-<<<<<<< ours
 OFF, CPU = "none", "cpu"
 STAGES = (0, 1, 2, 3)
 
@@ -234,7 +233,8 @@ def matters(name: str, stage: int) -> bool:
     """
     axis = AXES.get(name)
     return axis is None or axis.matters(stage)
-=======
+
+
 def _finite(text: str) -> float:
     """Refuse what is too large for a number: Python would make it infinite, which no JSON can say."""
     value = float(text)
@@ -257,4 +257,3 @@ def _refuse_unwritable(values: object) -> None:
             left += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, list):
             left += [(each, depth + 1) for each in value]
->>>>>>> theirs
