@@ -129,8 +129,8 @@ def test_every_framework_of_a_folder_gets_its_file(run: Run, tmp_path: Path) -> 
     (tmp_path / "all").mkdir()
     done = run("calibrate", "--rows", str(tmp_path / "rows.csv"), "--all", "--output", str(tmp_path / "all"))
     assert done.code == 0, done.err
-    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["fsdp.json", "megatron.json"]
-    assert load_calibration(tmp_path / "all" / "fsdp.json").num_runs == 10
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["megatron.json", "torchtitan-autocast.json"]
+    assert load_calibration(tmp_path / "all" / "torchtitan-autocast.json").num_runs == 10
 
 
 def test_published_runs_are_fitted_with_the_error_that_their_kind_allows(run: Run, tmp_path: Path) -> None:
