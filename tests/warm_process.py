@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -208,8 +209,8 @@ def run_command(
 
 
 def _connect(connection: socket.socket, address: str) -> None:
-    """Connect to a server that may still be loading."""
-    deadline = time.monotonic() + 120
+    """Connect to a server that may still be loading, beside whatever else the machine does."""
+    deadline = time.monotonic() + 500
     while True:
         try:
             return connection.connect(address)
@@ -224,6 +225,7 @@ def _serve(address: str, modules: Sequence[str]) -> NoReturn:
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")
             importlib.import_module(name)
+    gc.freeze()  # nothing that was imported is garbage, which forks need not look for
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.program_server import Programs, serve_programs
 from tests.checkpoint.shard_files import need_torch
 from tests.checkpoint.test_hf_names import build, logits
+from tests.conftest import ROOT
+from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
+from tests.warm_process import ENGINES, WarmProcess, start_server
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Programs]:
+@pytest.fixture(scope="module", autouse=True)
+def megatron() -> None:
     need_torch()
     for module in ("megatron", "megatron.core"):
         need_module("engines", module)
-    with serve_programs() as served:
-        yield served
+    start_server(ENGINES)
+
+
+def run(program: str, *options: str, folder: Path) -> None:
+    """Run a program beside this file in a folder, and fail with the end of what it wrote where it does."""
+    words = ["-m", f"tests.checkpoint.{program}", *options, "--folder", str(folder)]
+    errors = folder / "stderr"
+    with errors.open("w") as stream:
+        streams = {"out": stream.fileno(), "err": stream.fileno()}
+        process = WarmProcess(ENGINES, words, folder=ROOT, env={**os.environ, **ENGINE_ENV}, **streams)
+    try:
+        assert process.wait(500) == 0, errors.read_text()[-3000:]
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(
@@ -34,9 +48,9 @@ def programs() -> Iterator[Programs]:
         "--tp 2 --pp 1 --ep 2 --experts 4 --groups 2 --gated",
     ],
 )
-def test_the_merged_model_computes_what_the_ranks_did(programs: Programs, tmp_path: Path, model: str) -> None:
+def test_the_merged_model_computes_what_the_ranks_did(tmp_path: Path, model: str) -> None:
     torch = need_torch()
-    programs.run("megatron_core_program", *model.split(), folder=tmp_path)
+    run("megatron_core_program", *model.split(), folder=tmp_path)
     expected, *found = (torch.load(path) for path in [tmp_path / "sharded.pt", *sorted(tmp_path.glob("merged-*.pt"))])
     assert expected.std() > 0.1 and len(found) == (5 if "--ep" in model else 7)
     for again in found:
@@ -44,10 +58,10 @@ def test_the_merged_model_computes_what_the_ranks_did(programs: Programs, tmp_pa
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral", "qwen3_moe"])
-def test_megatron_core_computes_what_transformers_does(programs: Programs, tmp_path: Path, model_type: str) -> None:
+def test_megatron_core_computes_what_transformers_does(tmp_path: Path, model_type: str) -> None:
     torch = need_torch()
     expected = logits(build(tmp_path / "hf", model_type))
-    programs.run("megatron_hf_program", folder=tmp_path)
+    run("megatron_hf_program", folder=tmp_path)
     found = torch.load(tmp_path / "megatron.pt")[..., :37]
     assert expected.std() > 0.1
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -63,9 +77,9 @@ def test_megatron_core_computes_what_transformers_does(programs: Programs, tmp_p
     ],
 )
 def test_megatron_takes_the_same_steps_with_the_optimizer_in_another_layout(
-    programs: Programs, tmp_path: Path, options: str, num_converted: int
+    tmp_path: Path, options: str, num_converted: int
 ) -> None:
-    programs.run("megatron_optimizer_program", *options.split(), folder=tmp_path)
+    run("megatron_optimizer_program", *options.split(), folder=tmp_path)
     losses = {
         path.stem.removeprefix("losses-"): json.loads(path.read_text()) for path in tmp_path.glob("losses-*.json")
     }
