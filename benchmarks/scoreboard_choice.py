@@ -62,6 +62,8 @@ class _Choice:
     """The best layout's measured step over its predicted one."""
     near_ratio: float
     """The median of the same over the layouts that are one change away from it."""
+    pick_ratio: float
+    """The same of the layout ranked first."""
 
     def summary(self) -> dict[str, Any]:
         """Return it with rounded figures."""
@@ -71,6 +73,7 @@ class _Choice:
             "spearman": round(self.spearman, 3),
             "best_over_predicted": round(self.best_ratio, 2),
             "near_over_predicted": round(self.near_ratio, 2),
+            "pick_over_predicted": round(self.pick_ratio, 2),
         }
 
 
@@ -93,6 +96,7 @@ def _one(items: list[Judged], held: dict[int, HeldOutMemory]) -> _Choice | None:
         spearman=_spearman(predicted, measured),
         best_ratio=float(ratios[best]),
         near_ratio=float(np.median(ratios[_near(list(layouts), best)])),
+        pick_ratio=float(ratios[first]),
     )
 
 

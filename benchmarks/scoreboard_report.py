@@ -24,8 +24,6 @@ SPEED_TARGETS = {
 USUAL_TARGET, LEAST_RUNS = 15, 10
 """Of every other source with so many runs or more."""
 REASONS = {
-    "memory of ultrascale_playbook": "runs keep gathered inputs of matrices for the backward pass, or gather them "
-    "again; rows do not say which, and the estimate is of the commoner way",
     "speed of mbridge_verification_cards": "nearly all are experts on GB200 and GB300; CUDA graphs, overlap and "
     "routing differ from card to card and are not stated",
     "speed of torchtitan": "rows differ in asynchronous tensor parallelism and the pipeline's schedule, "
@@ -33,7 +31,7 @@ REASONS = {
 }
 """What limits a figure that misses its target."""
 LONE = 0.6
-"""A best run that took less than this share of its predicted step, unlike its neighbours, stands alone."""
+"""A run stands alone whose step is less than this share of the predicted one, or the other way round."""
 KIND_TARGETS = {"dense": 8, "experts": 15}
 
 
@@ -43,9 +41,9 @@ def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[
         "# Scoreboard",
         f"Written by `make scoreboard` on {date.today().isoformat()}. Every figure is of runs that were not fitted to: "
         "landscapes (a model on a cluster) are left out in turn, and predicted from the others. The form of the model "
-        "was chosen with the data at hand; so were some constants that no fold fits anew: the waits of nanotron's "
-        "network (`handover_nodes`, `UNSHARDED_NODES`), its `thrash`, and from which share of the memory on a run "
-        "slows down.",
+        "was chosen with the data at hand; so were some constants that no fold fits anew: on how many GPUs nanotron's "
+        "network waits (`waiting_gpus`, `unsharded_waiting_gpus`), how far its host runs ahead (`AHEAD`), its "
+        "`thrash`, and from which share of the memory on a run slows down.",
         "## Memory: error of the predicted peak",
         _memory(scores["memory"]),
         "## Fits or not: Ultra-Scale Playbook",
@@ -137,33 +135,35 @@ def _choice(found: dict[str, Any]) -> str:
             result["spearman"],
             result["best_over_predicted"],
             result["near_over_predicted"],
+            result["pick_over_predicted"],
         )
         for place, result in found["by_landscape"].items()
     ]
     note = "The regression is a gradient-boosted one on the same split. Both know which layouts ran."
-    heads = ("landscape", "layouts", "first pick behind", "rank correlation", "best", "its neighbours")
+    heads = ("landscape", "layouts", "first pick behind", "rank correlation", "best", "its neighbours", "first pick")
     return f"{head}\n\n{note} {_lone(found['by_landscape'])}\n\n" + table(heads, rows)
 
 
 def _lone(landscapes: dict[str, Any]) -> str:
-    """Say which landscapes have a best run that no other makes likely, and what they add to the mean."""
+    """Say which landscapes a run decides that no other makes likely, and what they add to the mean."""
     about = (
-        "The last columns are measured over predicted steps: of the best layout, and the median of those that are one "
-        "change away from it (a size by 2, a pair of sizes, the optimizer)."
+        "The last columns are measured over predicted steps: of the best layout, the median of those that are one "
+        "change away from it (a size by 2, a pair of sizes, the optimizer), and of the first pick."
     )
     lone = {
         place: result
         for place, result in landscapes.items()
         if result["best_over_predicted"] < LONE * min(result["near_over_predicted"], 1)
+        or LONE * result["pick_over_predicted"] > max(result["near_over_predicted"], 1)
     }
     if not lone:
         return about
     names = ", ".join(lone)
     added = sum(result["first_pick_pct"] for result in lone.values()) / len(landscapes)
     return (
-        f"{about} In {len(lone)} landscapes ({names}) the best took less than {LONE} times its predicted step, its "
-        "neighbours did not, and nothing that its row states sets it apart from them. They make "
-        f"{added:.1f} points of the mean, which counts them all the same."
+        f"{about} In {len(lone)} landscapes ({names}) the best took less than {LONE} times its predicted step, or the "
+        f"first pick more than {1 / LONE:.1f} times; its neighbours did not, and nothing that its row states sets it "
+        f"apart from them. They make {added:.1f} points of the mean, which counts them all the same."
     )
 
 

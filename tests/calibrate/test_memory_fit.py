@@ -62,8 +62,8 @@ def test_a_few_wrong_rows_do_not_move_a_fit() -> None:
 
 def test_runs_of_a_variant_are_counted_apart_and_do_not_move_the_fit() -> None:
     plain = measured_as(MemoryCoefficients(), "nanotron")
-    gathered = measured_as(MemoryCoefficients(), "nanotron", shown_by="nanotron-gathered")
-    fitted = fit_memory([*plain, *plain, *gathered], load_framework("nanotron"))
+    waiting = measured_as(MemoryCoefficients(), "nanotron", shown_by="nanotron-waiting")
+    fitted = fit_memory([*plain, *plain, *waiting], load_framework("nanotron"))
     assert fitted.activations == pytest.approx(1.0, rel=0.01)
     assert fitted.variant_share == pytest.approx(1 / 3, abs=0.01)
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.estimate.memory_cases import gpt, memory_of
+from tests.estimate.memory_cases import gpt, llama, memory_of
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.estimate.activation_memory import AHEAD
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_NONE,
@@ -77,3 +78,24 @@ def test_context_parallelism_halves_activations() -> None:
     model = gpt("eight", 8, 512, 8)
     flash = {"mbs": 2, "flash_attention": True}
     assert activations(model, cp=2, **flash) == pytest.approx(activations(model, **flash) / 2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_layers"),
+    [
+        pytest.param({"tp": 4}, 8 * AHEAD, id="no stage to wait for"),
+        pytest.param({"tp": 4, "pp": 2}, 0, id="its neighbour has both"),
+        pytest.param({"tp": 4, "pp": 8}, 2 * 6, id="two layers, dealt by cost, of all micro-batches but two"),
+        pytest.param({"tp": 1, "pp": 8}, 0, id="nothing is gathered"),
+        pytest.param({"tp": 4, "pp": 8, "dp": 16}, 0, id="a network that waits"),
+        pytest.param({"tp": 4, "pp": 8, "dp": 2, "zero": 0}, 0, id="one whose gradients are all-reduced"),
+        pytest.param({"tp": 4, "dp": 16, "zero": 0}, 8 * AHEAD, id="without a pipeline"),
+    ],
+)
+def test_what_was_gathered_lingers_while_the_host_is_ahead(layout: dict[str, int], num_layers: float) -> None:
+    at = {"zero": 1, "mbs": 2, "gbs": 2 * 64 * layout.get("dp", 1), "sequence_parallel": True} | layout
+    found, waiting = (
+        float(memory_of(llama(num_layers=8), name, at, stage=0.0).parts["activations"][0])
+        for name in ("nanotron", "nanotron-waiting")
+    )
+    assert found - waiting == pytest.approx(4 * 1024 * 2 * 2048 * num_layers)

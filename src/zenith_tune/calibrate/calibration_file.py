@@ -121,12 +121,12 @@ def _time(data: dict[str, Any]) -> TimeCalibration:
     )
 
 
-RETIRED = ("imbalance",)
-"""Coefficients of memory in files of earlier releases, all 1: routing is no coefficient but part of the job."""
+RETIRED = ("imbalance", "handover_nodes")
+"""Coefficients in files of earlier releases, now part of what describes the job and the framework."""
 
 
 def _memory(data: dict[str, Any]) -> MemoryCoefficients:
-    plain = {name: value for name, value in data.items() if name not in ("log_errors", *RETIRED)}
+    plain = {name: value for name, value in data.items() if name != "log_errors"}
     values = _numbers(plain, MemoryCoefficients, least=-MAX_VALUE)
     if negative := sorted(name for name, value in values.items() if value < 0 and not name.startswith("log_")):
         raise ValueError(f"{', '.join(negative)} must be numbers from 0")
@@ -151,6 +151,7 @@ def _error_sds(values: dict[str, Any]) -> dict[str, float]:
 
 def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0, most: float = MAX_VALUE) -> dict[str, float]:
     known = {field.name for field in fields(kind)}
+    values = {name: value for name, value in values.items() if name not in RETIRED}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"unknown coefficients {', '.join(unknown)}")
     return {name: _number(name, value, least=least, most=most) for name, value in values.items()}

@@ -63,7 +63,6 @@ NANOTRON_START = TimeCoefficients(
     stage_wait_s=2e-3,
     network_wait_s=5e-4,
     handover_wait_s=0.2,
-    handover_nodes=45.0,
     data_overlap=0.1,
     thrash=4.5,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +88,16 @@ class FrameworkSpec:
     """Whether unfused attention repeats keys and values for every query head, and keeps what they are cut of."""
     gather_bytes: float = 0.0
     """Bytes per hidden unit and token of the whole sequence that sequence parallelism gathers into, once per rank."""
+    lingering_bytes: float = 0.0
+    """Bytes per hidden unit and token that each layer gathers and frees, but that stay allocated until the GPU is done.
+
+    The memory of a tensor that another stream uses is not given out again before that stream has come past it
+    (torch.Tensor.record_stream): where the host runs ahead, what it has freed adds up.
+    """
+    waiting_gpus: float = math.inf
+    """Number of GPUs from which on every message between nodes waits, and the host with it."""
+    unsharded_waiting_gpus: float = math.inf
+    """The same for pipelines whose gradients are all-reduced."""
     mask_bytes: float = 0.0
     """Bytes per sample and pair of positions of the attention mask; none with flash attention."""
     score_buffer: float = 0.0
@@ -104,7 +115,7 @@ class FrameworkSpec:
     narrow_weight_bytes: float = 0.0
     """Bytes per parameter of a matrix of the quantised copies that are cached there beside weights in bf16."""
     variant: str = ""
-    """The entry for another version of the framework; measured runs may be of either and do not say of which."""
+    """The entry for another state of the framework; measured runs may be in either and do not say in which."""
     saved: LayerBytes = field(default_factory=LayerBytes)
     working: LayerBytes = field(default_factory=LayerBytes)
     """What the backward pass of one layer needs beside what was saved, at its attention and its feed-forward part."""

@@ -21,7 +21,7 @@ import numpy as np
 from zenith_tune.describe.framework_spec import FrameworkSpec, LayerBytes
 from zenith_tune.estimate.calibration import MemoryCoefficients
 from zenith_tune.estimate.routing import busiest_rank
-from zenith_tune.estimate.stage import Stage
+from zenith_tune.estimate.stage import Stage, network_waits
 from zenith_tune.estimate.state_memory import StateMemory
 from zenith_tune.estimate.workload import FloatArray, Number, Workload
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM
@@ -73,7 +73,11 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     tables = _table(workload, stage, f)
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
-    saved += _boundary(workload, stage, f) + stage.is_first * workload.saved_other_bytes * stage.tokens
+    saved += (
+        _boundary(workload, stage, f)
+        + _lingering(workload, stage, f)
+        + stage.is_first * workload.saved_other_bytes * stage.tokens
+    )
     saved += stage.mtp_layers * (np.where(recomputed > 0, checkpoint, layer + tables) + _joined(workload, stage))
     again = chunk * (whole + tables) - np.minimum(chunk, 1.0) * checkpoint
     return ActivationMemory(
@@ -192,6 +196,23 @@ def _checkpoints(stage: Stage, recomputed: FloatArray) -> FloatArray:
 def _boundary(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
     split = f.boundary_bytes * w.hidden * stage.tokens / stage.sequence_split * stage.in_flight
     result: FloatArray = np.where(stage.layouts.pp > 1, split, 0.0)
+    return result
+
+
+AHEAD = 0.8
+"""Share of what was gathered that still lingers where the host never waits for another stage (Ultra-Scale Playbook)."""
+
+
+def _lingering(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray | float:
+    """Return what layers have gathered and freed while the host is ahead of the GPU.
+
+    A stage of a pipeline is ahead by all but two of the micro-batches in flight, which wait for its neighbours.
+    """
+    if not f.lingering_bytes:
+        return 0.0
+    ahead = np.where(stage.layouts.pp > 1, np.maximum(stage.in_flight - 2.0, 0.0), AHEAD)
+    ahead *= (stage.sequence_split > 1) & ~network_waits(stage.layouts, f)
+    result: FloatArray = f.lingering_bytes * w.hidden * stage.tokens * stage.layers * ahead
     return result
 
 

@@ -97,9 +97,7 @@ class TimeCoefficients:
     handover_exposed: float = 0.3
     """Share of the messages between the chunks of an interleaved pipeline that no computation hides."""
     handover_wait_s: float = 0.0
-    """What a stage waits for each message of its neighbours where the network is in a bad state."""
-    handover_nodes: float = 1000.0
-    """Number of nodes beyond which the network is in that state."""
+    """What a stage waits for each message of its neighbours where the network waits."""
     thrash: float = 4.0
     """How many times longer a step takes once the memory is all but full, and the allocator frees and claims blocks."""
 
@@ -148,7 +146,7 @@ class MemoryCoefficients:
     log_middle: float = 0.0
     """Logarithm of what most runs measure over the account; the estimate is the account times its exponential."""
     variant_share: float = 0.0
-    """Share of runs of the framework's variant, where it has one."""
+    """Share of runs in the framework's other state, where it has one."""
     log_errors: tuple[float, ...] = even_quantiles(0.06)
     """Quantiles of the logarithm of measured over estimated, evenly spaced in probability."""
 

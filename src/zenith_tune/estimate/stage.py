@@ -13,7 +13,7 @@ import numpy as np
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimate.compute import tokens_per_rank
 from zenith_tune.estimate.workload import FloatArray, Number, Workload
-from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
 from zenith_tune.layouts.stages import (
     cost_stage_layers,
     even_stage_layers,
@@ -123,6 +123,14 @@ def _before(w: Workload, layouts: LayoutBatch, framework: FrameworkSpec, chunk: 
 def _cost_split(w: Workload, layouts: LayoutBatch) -> tuple[Number, Number, Number, FloatArray]:
     cost = w.attention_params + w.dense_mlp_params
     return w.num_layers, cost, w.embedding_params, layouts.pp.astype(np.float64)
+
+
+def network_waits(layouts: LayoutBatch, framework: FrameworkSpec) -> BoolArray:
+    """Tell where every message between nodes waits: on many GPUs, and for pipelines whose gradients are all-reduced."""
+    num_gpus = layouts.tp * layouts.pp * layouts.cp * layouts.dp
+    unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1)
+    waits: BoolArray = num_gpus >= np.where(unsharded, framework.unsharded_waiting_gpus, framework.waiting_gpus)
+    return waits
 
 
 @dataclass(frozen=True, slots=True)

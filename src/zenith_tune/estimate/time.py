@@ -18,13 +18,12 @@ from zenith_tune.estimate.communication import (
     tensor_time,
 )
 from zenith_tune.estimate.compute import LayerTime, flops_per_weight, head_time, layer_time
-from zenith_tune.estimate.stage import Stage, stage_loads
+from zenith_tune.estimate.stage import Stage, network_waits, stage_loads
 from zenith_tune.estimate.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_SELECTIVE,
     RECOMPUTE_UNIFORM,
-    BoolArray,
     LayoutBatch,
 )
 
@@ -34,8 +33,6 @@ GATHERS = 2
 """The stage of ZeRO from which on the weights of a layer are gathered before they are used."""
 MESSAGES = ("tp", "cp", "ep", "p2p", "dp")
 """Parts of a step that are messages between ranks."""
-UNSHARDED_NODES = 4
-"""From so many nodes on a pipeline whose gradients are all-reduced waits (Ultra-Scale Playbook, 2025)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ def estimate_time(
     parts = {name: value * (w.num_layers * busy) for name, value in layer.items()}
     parts["compute"] = parts["compute"] + head_s * busy
     parts["bubble"] = pipeline_s - through_s * busy
-    parts["p2p"] = _handovers(w, machine, layouts, c)
+    parts["p2p"] = _handovers(w, machine, layouts, framework, c)
     params = local_params(w, layouts, loads.fullest)
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s, w.trained_share)
     parts["optimizer"] = optimizer_time(w, params, machine, layouts, c)
@@ -190,28 +187,19 @@ def recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     return share
 
 
-def _handovers(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
+def _handovers(
+    workload: Workload, machine: Machine, layouts: LayoutBatch, framework: FrameworkSpec, c: TimeCoefficients
+) -> FloatArray:
     """Return the exposed time of messages between stages; interleaving sends vp times as many, but beside the work."""
     m, vp = layouts.num_micro_batches, layouts.vp
     slots = np.where(vp > 1, m * vp * c.handover_exposed, m) + layouts.pp - 1
     plain = slots * handover_time(workload, machine, layouts, c)
-    result: FloatArray = plain + network_is_bad(machine, layouts, c) * handover_wait(layouts, c)
+    result: FloatArray = plain + network_waits(layouts, framework) * handover_wait(layouts, c)
     return result
 
 
-def network_is_bad(machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> BoolArray:
-    """Tell where every message between nodes waits: on many nodes, and for pipelines whose gradients are all-reduced.
-
-    Both are seen on the runs of nanotron (Ultra-Scale Playbook, 2025); why is not known. Other frameworks wait for 0 s.
-    """
-    nodes = machine.num_gpus / machine.gpus_per_node
-    unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain)
-    bad: BoolArray = (nodes > c.handover_nodes) | (unsharded & (nodes >= UNSHARDED_NODES))
-    return bad
-
-
 def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return what a step waits in the bad state, which is proportional to the messages that cross nodes.
+    """Return what a step waits where the network does, which is proportional to the messages that cross nodes.
 
     A stage at the end of a pipeline has two messages per slot, one inside has four; without a pipeline there are two
     per micro-batch for sharded gradients, four for an all-reduce.
