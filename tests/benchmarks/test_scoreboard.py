@@ -79,7 +79,7 @@ def test_the_targets_that_were_reached_stay_reached(tmp_path: Path) -> None:
     memory, speed = found["memory"], found["speed"]
     for source in ("h200_megatron_lm_0.20", "h200_hf_accelerate"):
         assert memory[source]["mean_abs_pct"] <= 3 and memory[source]["max_abs_pct"] <= 8
-    assert memory["ultrascale_playbook"]["median_abs_pct"] <= 6
+    assert memory["ultrascale_playbook"]["median_abs_pct"] <= 5
     assert memory["mcore_ci_golden"]["median_abs_pct"] <= 8
     limits = {"llm_foundry": 6, "megatron_bridge": 10, "dgxc_benchmarking": 10, "bloom_prequel": 10}
     limits |= {"megascale": 10, "megatron_sc21": 10, "ultrascale_playbook": 15}
