@@ -37,7 +37,7 @@ from zenith_tune.record.server.url import driver_url
 from zenith_tune.record.source import find_study
 from zenith_tune.study.trial import Outcome, Trial
 
-NUM_TRIALS = 200
+NUM_TRIALS = 100
 
 
 @pytest.fixture(scope="module")
