@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import importlib.util
 import os
 import re
@@ -65,6 +67,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             start_server(TORCH)
             if option.markexpr != "not slow":
                 start_server(ENGINES)
+
+
+IMPORTED = ("torch", "accelerate", "cmaes")
+"""What many tests import in the middle, and takes long."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import once what the workers would each import."""
+    option = session.config.option
+    for name in IMPORTED if option.workers > 1 and not option.collectonly else ():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,6 @@ suite takes a minute longer on two cores. A test that kills its worker fails alo
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import time
@@ -22,8 +21,6 @@ from typing import Any, NoReturn
 import pytest
 from _pytest.config import create_terminal_writer
 
-IMPORTED = ("torch", "accelerate", "cmaes")
-"""What many tests import in the middle, and takes long."""
 END_S = 10.0
 """How long workers get to end what their tests started, after an interrupt."""
 
@@ -37,9 +34,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     option = session.config.option
     if option.workers < 2 or option.collectonly or (session.testsfailed and not option.continue_on_collection_errors):
         return None
-    for name in IMPORTED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
     crew = _Crew(session)
     try:
         crew.run()
