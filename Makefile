@@ -69,7 +69,7 @@ $(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 
 $(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e '.[dev,engines]' -e './layoutbench[optuna,smac,boosted,deepspeed,syne-tune]'
+	$(PIP) install --no-compile -e '.[dev,engines]' -e './layoutbench[optuna,smac,boosted,deepspeed,syne-tune]'
 	touch $@ $(VENV)/.base
 
 clean:
