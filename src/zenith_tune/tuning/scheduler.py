@@ -160,6 +160,7 @@ class TrialScheduler:
                 return future
             future = self._answered[identity] = Future()
             self._num_busy += 1
+        future.add_done_callback(lambda done: self._give_back(done, identity) if done.cancelled() else None)
         if run_now:
             self._fulfil(future, point, identity)
         else:
@@ -168,7 +169,7 @@ class TrialScheduler:
 
     def _fulfil(self, future: Future[Trial], point: Point, identity: str) -> None:
         if not (future.running() or future.set_running_or_notify_cancel()):
-            self._give_back(identity)
+            self._give_back(future, identity)
             return
         try:
             with self._slots:  # also for a strategy that mixes `run` and `submit`
@@ -267,12 +268,14 @@ class TrialScheduler:
         left = f" but for {self._num_reserved} that are left to levers" if self._num_reserved else ""
         return TrialExhausted(f"the budget of {self._limits.n_trials} trials is spent{left}")
 
-    def _give_back(self, identity: str) -> None:
-        """Forget a trial that the strategy cancelled before it started."""
+    def _give_back(self, future: Future[Trial], identity: str) -> None:
+        """Forget a trial that the strategy cancelled before it started: at once, so that it can ask for another."""
         with self._lock:
+            if self._is_closed or self._answered.get(identity) is not future:
+                return
             self._num_counted -= 1
             self._num_busy -= 1
-            self._answered.pop(identity, None)
+            del self._answered[identity]
             if self._others is not None:
                 self._others.give_back(identity)
 
