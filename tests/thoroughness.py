@@ -1,4 +1,4 @@
-"""How much is drawn at random: a fifth of it in `make test`, twice as much where CI runs everything."""
+"""How much is drawn at random: little in `make test`, and twice as much in CI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.requirements import is_required
 
 
 def examples(most: int) -> int:
-    """Return how many examples Hypothesis draws of what a search for faults by hand would: minutes are dear in CI too."""
+    """Return how many examples Hypothesis draws: a fifth of what a long search would, and two fifths in CI."""
     return max(most * (2 if is_required("all") else 1) // 5, min(most, 20))
 
 
