@@ -127,9 +127,9 @@ def _cost_split(w: Workload, layouts: LayoutBatch) -> tuple[Number, Number, Numb
 
 def network_waits(layouts: LayoutBatch, framework: FrameworkSpec) -> BoolArray:
     """Tell where every message between nodes waits: on many GPUs, and for pipelines whose gradients are all-reduced."""
-    num_gpus = layouts.tp * layouts.pp * layouts.cp * layouts.dp
     unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1)
-    waits: BoolArray = num_gpus >= np.where(unsharded, framework.unsharded_waiting_gpus, framework.waiting_gpus)
+    least_gpus = np.where(unsharded, framework.unsharded_waiting_gpus, framework.waiting_gpus)
+    waits: BoolArray = layouts.num_gpus >= least_gpus
     return waits
 
 
