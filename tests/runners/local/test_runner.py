@@ -15,6 +15,7 @@ from tests.requirements import skip
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
 from zenith_tune.runners.local.runner import LocalRunner
+from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
@@ -188,7 +189,7 @@ def test_what_a_finished_orphan_left_in_its_session_is_ended(tmp_path: Path) -> 
     (tmp_path / "tuner.part").write_text(str(tuner.pid))
     (tmp_path / "tuner.part").rename(tmp_path / "tuner")
     tuner.wait()
-    wait_until((folder / "exit_code").exists)
+    wait_until(lambda: TrialFolder(folder).read(TrialFolder(folder).exit_code) != "")
     left = int((tmp_path / "pid").read_text())
     try:
         assert is_running(left)
