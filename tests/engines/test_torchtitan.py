@@ -58,7 +58,7 @@ from torchtitan.tools.logging import init_logger
 
 init_logger()
 found = []
-for words in json.load(sys.stdin):
+for words in json.loads(sys.argv[1]):
     config = ConfigManager().parse_args(words)
     training, parallel, recompute = config.training, config.parallelism, config.activation_checkpoint
     tokens = getattr(training, "num_tokens_per_train_step", None)
@@ -100,8 +100,7 @@ def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
         words.append(list(run.arguments))
     paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", PARSER],
-        input=json.dumps(words),
+        [warm_python(), "-c", PARSER, json.dumps(words)],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
@@ -172,16 +171,12 @@ def test_a_sweep_trains_many_points_in_one_process_and_its_rows_are_measured_run
         skip("torchtitan", "the models of this release of torchtitan do not train on CPU")
     paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
     rows = tmp_path / "rows.csv"
-    words = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "h200_torchtitan.py"),
-        "--sweep",
-        "--tiny",
-        "--output",
-        str(rows),
-    ]
+    program = str(ROOT / "benchmarks" / "h200_torchtitan.py")
+    words = ["--sweep", "--tiny", "--output", str(rows)]
     env = {**ENGINE_ENV, "PYTHONPATH": paths}
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [warm_python(), program, *words], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = [(run.num_gpus, run.layout["tp"], run.probed_stage) for run in read_measured(rows) if run.step_s]
     assert sorted(found, key=str) == [(1, 1, None), (1, 1, None), (8, 1, 0), (8, 2, 0)]
