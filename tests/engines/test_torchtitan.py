@@ -110,6 +110,7 @@ def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
     return json.loads(done.stdout.rpartition("PARSED ")[2]), done.stderr + done.stdout
 
 
+@pytest.mark.timeout(900)
 def test_its_parser_takes_every_kind_of_point(tmp_path: Path) -> None:
     launch = "torchrun --nnodes 2 --nproc-per-node 8 -m torchtitan.train"
     if has_toml():

@@ -73,6 +73,7 @@ def test_a_first_run_that_hangs_is_ended_by_the_stated_default(tmp_path: Path, m
     assert any(line.startswith(f"{YOUR_COMMAND}:") for line in witness.notes), "it is spoken of while it waits"
 
 
+@pytest.mark.timeout(900)
 def test_later_trials_wait_by_what_those_before_them_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "FIRST_RUN_S", 60.0)
     monkeypatch.setattr(watch, "LEAST_SILENCE_S", 0.5)
