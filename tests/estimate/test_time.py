@@ -15,6 +15,7 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimate.calibration import TimeCoefficients
 from zenith_tune.estimate.model_flops import forward_flops_per_token
+from zenith_tune.estimate.time import QK_NORM_LAUNCHES
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
@@ -111,6 +112,19 @@ def test_the_host_launches_again_what_is_recomputed_but_gathers_sharded_weights_
     )
     assert alone == pytest.approx(96 * np.array([1.0, 1.5, 3.0]), rel=1e-2)
     assert sharded == pytest.approx(96 * np.array([11.0, 11.5, 13.0]), rel=0.05)
+
+
+def test_norms_of_queries_and_keys_are_launched_too_but_not_asked_about_by_selective_recomputation() -> None:
+    slow_host = replace(IDEAL, layer_launch_s=1.0, launch_again=0.5, launch_selected=2.0)
+    kinds: dict[str, Any] = {"recompute": [RECOMPUTE_NONE, RECOMPUTE_UNIFORM, RECOMPUTE_SELECTIVE]}
+    plain, normed = (
+        case(replace(HEADLESS, qk_norm=qk_norm), "h100x1", gbs=1, recompute_layers=[0, 1, 0], **kinds)
+        .time(slow_host)
+        .step_s
+        for qk_norm in (False, True)
+    )
+    more = 96 * QK_NORM_LAUNCHES
+    assert normed - plain == pytest.approx([more, 1.5 * more, more], rel=0.05) and more > 1
 
 
 def test_the_optimizer_updates_its_shard_once_a_step() -> None:

@@ -19,7 +19,7 @@ from zenith_tune.estimate.communication import (
 )
 from zenith_tune.estimate.compute import LayerTime, flops_per_weight, head_time, layer_time
 from zenith_tune.estimate.stage import Stage, network_waits, stage_loads
-from zenith_tune.estimate.workload import FloatArray, Machine, Workload
+from zenith_tune.estimate.workload import FloatArray, Machine, Number, Workload
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_SELECTIVE,
@@ -31,6 +31,8 @@ FORWARD = 1 / 3
 """Share of a layer's time that is its forward pass."""
 GATHERS = 2
 """The stage of ZeRO from which on the weights of a layer are gathered before they are used."""
+QK_NORM_LAUNCHES = 0.23
+"""What norms of queries and keys add to the launches of a layer (299 operations of a Qwen3 layer, 243 of a Llama's)."""
 MESSAGES = ("tp", "cp", "ep", "p2p", "dp")
 """Parts of a step that are messages between ranks."""
 
@@ -104,7 +106,7 @@ def _layer(
     again = recomputed_share(w, layouts)
     recompute = _recompute(w, layouts, framework, again, compute + tensor + experts, time)
     work = compute + tensor + context + experts + recompute
-    floor = launch_time(w, machine, layouts, c) * _launches_again(layouts, c, again) + _shard_launch(layouts, c)
+    floor = launch_time(w, machine, layouts, c) * _launches_again(w, layouts, c, again) + _shard_launch(layouts, c)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
     joint, host = joint_time(work, floor)
     return {**parts, "overhead": joint - work}, host
@@ -163,14 +165,22 @@ def _host_time(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients) ->
     """Return how long the host takes to launch a layer."""
     moe, experts = workload.num_moe_layers / workload.num_layers, workload.num_experts / layouts.ep
     split = (layouts.tp > 1) * c.tensor_launch_s
-    seconds: FloatArray = c.layer_launch_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
+    layer_s = c.layer_launch_s * _norm_launches(workload)
+    seconds: FloatArray = layer_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
     return seconds
 
 
-def _launches_again(layouts: LayoutBatch, c: TimeCoefficients, again: FloatArray) -> FloatArray:
+def _launches_again(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients, again: FloatArray) -> FloatArray:
     """Return the launches of a layer with those of its recomputation, over those without it."""
-    share: FloatArray = 1 + c.launch_again * again + c.launch_selected * (layouts.recompute == RECOMPUTE_SELECTIVE)
+    # What selective recomputation adds was measured to be the same with norms of queries and keys.
+    selected = c.launch_selected * (layouts.recompute == RECOMPUTE_SELECTIVE) / _norm_launches(workload)
+    share: FloatArray = 1 + c.launch_again * again + selected
     return share
+
+
+def _norm_launches(workload: Workload) -> Number:
+    """Return the launches of a layer over those of one that does not norm queries and keys."""
+    return 1 + QK_NORM_LAUNCHES * workload.qk_norm
 
 
 def _shard_launch(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
@@ -228,7 +238,7 @@ def stage_time(
     time, again = layer_time(w, machine, layouts, c), recomputed_share(w, layouts)
     compute = _mean_compute(w, time)
     work = compute + _recompute(w, layouts, framework, again, compute, time)
-    floor = _host_time(w, layouts, c) * _launches_again(layouts, c, again) + _shard_launch(layouts, c)
+    floor = _host_time(w, layouts, c) * _launches_again(w, layouts, c, again) + _shard_launch(layouts, c)
     layer_s, host = joint_time(work, floor)
     head_s = stage.is_last * head_time(w, machine, layouts, c)
     num_layers = stage.layers + stage.is_last * stage.mtp_layers
