@@ -202,8 +202,8 @@ def commit_of_package() -> str:
     import zenith_tune
 
     folder = Path(next(iter(zenith_tune.__path__)))
-    told = subprocess.run(["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return told.stdout.strip()
+    done = subprocess.run(["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def main() -> None:

@@ -52,9 +52,9 @@ def runs(folder: Path) -> list[str]:
 
 
 def events(folder: Path, index: int, name: str) -> list[dict[str, Any]]:
-    """Return what one tuner told under a name."""
-    told = map(json.loads, (folder / f"events-{index}").read_text().splitlines())
-    return [event for event in told if event["event"] == name]
+    """Return what one tuner reported under a name."""
+    reported = map(json.loads, (folder / f"events-{index}").read_text().splitlines())
+    return [event for event in reported if event["event"] == name]
 
 
 def restart(folder: Path, tuners: list[subprocess.Popen[bytes]], options: argparse.Namespace) -> float:

@@ -73,13 +73,13 @@ class Written:
         point = self._point(number)
         if number % 5 == 4:
             cause = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-            told = Trial(params=point, outcome=Outcome.OOM, failure="out of memory", cause=cause, duration_s=20.0)
+            trial = Trial(params=point, outcome=Outcome.OOM, failure="out of memory", cause=cause, duration_s=20.0)
         else:
             value = 50_000.0 + number * 37 % 9000
             memory = (30 + number % 45) * GIB
-            told = Trial(params=point, outcome=Outcome.OK, value=value, unit="tokens/s", spread=0.01, step_s=0.5,
+            trial = Trial(params=point, outcome=Outcome.OK, value=value, unit="tokens/s", spread=0.01, step_s=0.5,
                          peak_memory_bytes=memory, duration_s=60.0)  # fmt: skip
-        fields = {name: getattr(told, name) for name in told.__dataclass_fields__}
+        fields = {name: getattr(trial, name) for name in trial.__dataclass_fields__}
         self.record.finish(Trial(**{**fields, "number": number, "command": f"{COMMAND} --trial {number}"}))
 
     def _point(self, index: int) -> dict[str, int]:
@@ -193,12 +193,12 @@ def main() -> None:
                 idle = idle_cpu_ms_per_s(pid)
                 followed = follow(study, pid, sizes, options.trials)
         study.record.close()
-    told = {"date": str(date.today()), "python": platform.python_version(), "trials": options.trials,
+    result = {"date": str(date.today()), "python": platform.python_version(), "trials": options.trials,
             "num_cores": os.cpu_count(), "load_average": os.getloadavg()[0], "idle_cpu_ms_per_s": idle,
             "following": followed, "rows": rows}  # fmt: skip
-    print(json.dumps(told, indent=1))
+    print(json.dumps(result, indent=1))
     if options.output is not None:
-        options.output.write_text(json.dumps(told, indent=1) + "\n")
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

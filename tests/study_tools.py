@@ -23,7 +23,7 @@ PRINT_X = "sh -c 'echo value: {x}'"
 
 
 class Witness(StudyListener):
-    """Remember what a study told."""
+    """Remember what a study reported."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []

@@ -1,4 +1,4 @@
-"""Recorded probes of real ranks on one H200: the planner foretells models that its calibration has not seen."""
+"""Recorded probes of real ranks on one H200: the planner predicts models that its calibration has not seen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compared(probes: list[MeasuredRun]) -> list[Compared]:
     return compare(probes, [*read_measured(measured_data() / "h200"), *swept()])
 
 
-def test_memory_of_a_model_that_was_not_seen_is_foretold_within_three_percent(compared: list[Compared]) -> None:
+def test_memory_of_a_model_that_was_not_seen_is_predicted_within_three_percent(compared: list[Compared]) -> None:
     assert TARGET == 0.03 and len(compared) >= 8
     off = {f"{each.run.model_name} {each.run.layout}": each.memory_error for each in compared}
     assert max(map(abs, off.values())) < TARGET, off
@@ -48,7 +48,7 @@ def test_work_of_a_model_that_was_not_seen_is_predicted(compared: list[Compared]
     assert len(errors) >= 8 and statistics.median(errors) < 0.06 and max(errors) < 0.25
 
 
-def test_the_recorded_probes_alone_foretell_each_others_memory(probes: list[MeasuredRun]) -> None:
+def test_the_recorded_probes_alone_predict_each_others_memory(probes: list[MeasuredRun]) -> None:
     errors = [abs(each.memory_error) for each in compare(probes, [])]
     assert len(errors) == len(probes) and max(errors) < TARGET
 

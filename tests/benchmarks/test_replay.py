@@ -181,7 +181,7 @@ def test_the_curve_keeps_the_best_so_far_and_nothing_ran_is_wholly_behind() -> N
     assert curve(replays, 4) == [1.0, 0.1, 0.1, 0.1]
 
 
-def test_the_heuristic_is_mapped_onto_the_record_and_what_it_cannot_reach_is_told(tiny: Landscape) -> None:
+def test_the_heuristic_is_mapped_onto_the_record_and_what_it_cannot_reach_is_reported(tiny: Landscape) -> None:
     sizes: dict[str, Value] = {"tp": 4, "pp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 2}
     found = heuristic_find(tiny)({**sizes, "recompute_granularity": "full"})
     assert found is not None and found.layout.zero == 1

@@ -56,7 +56,7 @@ def test_a_landscape_is_predicted_without_having_been_seen() -> None:
     odd = [replace(run, step_s=2 * (run.step_s or 0)) if run.num_gpus == 64 else run for run in runs]
     ((_, judged),) = hold_out(odd)
     errors = {size: np.median([abs(each.error) for each in judged if each.run.num_gpus == size]) for size in (8, 64)}
-    assert errors[64] > 0.5 > 0.1 > errors[8], "runs twice as slow as their kin cannot be foretold"
+    assert errors[64] > 0.5 > 0.1 > errors[8], "runs twice as slow as their kin cannot be predicted"
 
 
 def test_all_runs_of_a_place_are_left_out_together() -> None:

@@ -60,8 +60,8 @@ def test_every_stage_comes_back_as_a_run(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_a_run_of_the_gpu_that_it_ran_on(tmp_path: Path) -> None:
-    for told, gpu in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-80"), ("", "h100"), ("Fake", "h100")):
-        write_probe(tmp_path, probe_object(SUBJECT, [probed_layout(gpu=told)]))
+    for name, gpu in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-80"), ("", "h100"), ("Fake", "h100")):
+        write_probe(tmp_path, probe_object(SUBJECT, [probed_layout(gpu=name)]))
         assert {run.gpu for run in read_probes(tmp_path)} == {gpu}
 
 

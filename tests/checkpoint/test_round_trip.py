@@ -18,7 +18,7 @@ NUM_MODELS = 60
 EMBEDDING = "embedding.word_embeddings.weight"
 
 
-def told(shape: Shape) -> ModelShape:
+def model_shape(shape: Shape) -> ModelShape:
     return ModelShape(heads=shape.heads, kv_heads=shape.groups, vocab=shape.vocab)
 
 
@@ -38,12 +38,12 @@ def check_round_trip(folder: Path, seed: int, extension: str) -> None:
     source = write_shards(folder / "old", model, tp, pp, extension, global_numbers=is_global, nested=nested)
 
     merged = folder / f"merged.{random.choice(['safetensors', extension])}"
-    merge(source, merged, told(shape), vocab_divisor=shape.divisor)
+    merge(source, merged, model_shape(shape), vocab_divisor=shape.divisor)
     weights, dtypes = read(merged)
     assert same(weights, model.whole()) and dtypes == {shape.dtype}
 
     target = Target(tp=new_tp, pp=new_pp, vocab_divisor=shape.divisor)
-    reshard(source, folder / "new", target, told(shape))
+    reshard(source, folder / "new", target, model_shape(shape))
     keeps_numbers = is_global and pp > 1
     for (rank, stage), path in read_folder(folder / "new", new_tp, new_pp, extension).items():
         expected = model.shard(rank, new_tp, stage, new_pp, global_numbers=keeps_numbers)
@@ -55,7 +55,7 @@ def check_round_trip(folder: Path, seed: int, extension: str) -> None:
             assert (found[name][kept] == array[kept]).all(), name
 
     again = folder / "again.safetensors"
-    merge(folder / "new", again, told(shape), vocab_divisor=shape.divisor)
+    merge(folder / "new", again, model_shape(shape), vocab_divisor=shape.divisor)
     assert same(read(again)[0], model.whole())
 
 
@@ -86,7 +86,7 @@ def test_the_random_models_are_of_every_kind() -> None:
 def test_more_ranks_than_query_groups_cut_through_a_group_as_megatron_core_does(tmp_path: Path) -> None:
     model = Model(Shape(heads=4, groups=1))
     source = write_shards(tmp_path / "old", model, 4, 1)
-    merge(source, tmp_path / "one.safetensors", told(model.shape), vocab_divisor=2)
+    merge(source, tmp_path / "one.safetensors", model_shape(model.shape), vocab_divisor=2)
     assert same(read(tmp_path / "one.safetensors")[0], model.whole())
 
 
@@ -101,7 +101,7 @@ def test_padding_is_kept_and_said_where_nobody_gives_the_vocabulary(tmp_path: Pa
 def test_trained_padding_is_kept_as_far_as_it_goes_and_the_last_row_repeated_beyond(tmp_path: Path) -> None:
     model = Model(Shape(vocab=11, divisor=1))
     source = write_shards(tmp_path / "old", model, 2, 1)
-    reshard(source, tmp_path / "new", Target(tp=1, pp=1, vocab_divisor=8), told(model.shape))
+    reshard(source, tmp_path / "new", Target(tp=1, pp=1, vocab_divisor=8), model_shape(model.shape))
     found, _ = read(tmp_path / "new" / "pytorch_model_tp_0_pp_0.safetensors")
     table = found["embedding.word_embeddings.weight"]
     expected = model.whole(12)["embedding.word_embeddings.weight"]
@@ -144,7 +144,7 @@ def test_grouped_experts_are_joined_like_single_ones(tmp_path: Path) -> None:
     for rank in range(2):
         weights = grouped(model.shard(rank, 2, 0, 1))
         write_safetensors(folder / f"pytorch_model_tp_{rank}_pp_0.safetensors", weights, "BF16")
-    merge(folder, tmp_path / "one.safetensors", told(model.shape), vocab_divisor=2)
+    merge(folder, tmp_path / "one.safetensors", model_shape(model.shape), vocab_divisor=2)
     assert same(read(tmp_path / "one.safetensors")[0], grouped(model.whole()))
 
 
@@ -155,9 +155,9 @@ def test_multi_token_prediction_keeps_its_layers_and_the_embedding_on_the_last_s
     first, last = (model.shard(0, 1, stage, 2) for stage in range(2))
     table = {EMBEDDING: first[EMBEDDING]}
     write_safetensors(folder / "pytorch_model_tp_0_pp_1.safetensors", {**last, **mtp, **table}, "BF16")
-    merge(folder, tmp_path / "one.safetensors", told(model.shape), vocab_divisor=2)
+    merge(folder, tmp_path / "one.safetensors", model_shape(model.shape), vocab_divisor=2)
     assert same(read(tmp_path / "one.safetensors")[0], {**model.whole(), **mtp})
-    reshard(folder, tmp_path / "new", Target(tp=2, pp=4, vocab_divisor=2), told(model.shape))
+    reshard(folder, tmp_path / "new", Target(tp=2, pp=4, vocab_divisor=2), model_shape(model.shape))
     found, _ = read(tmp_path / "new" / "pytorch_model_tp_1_pp_3.safetensors")
     whole_stage = model.shard(1, 2, 3, 4)
     assert sorted(found) == sorted([*whole_stage, *mtp, EMBEDDING])

@@ -81,7 +81,7 @@ def matrix(
     far: str = "SYS",
     card_end: str = "",
 ) -> str:
-    """Return what `nvidia-smi topo -m` prints for these cells between GPUs, on two sockets unless told otherwise."""
+    """Return what `nvidia-smi topo -m` prints for these cells between GPUs, on two sockets by default."""
     gpus = [f"GPU{i}" for i in range(len(cells))]
     cards = [_usual_card(i, len(cells)) for i in range(nics)] if cards is None else cards
     places = [_usual_place(i, len(cells)) for i in range(len(cells))] if places is None else places
@@ -100,8 +100,8 @@ def matrix(
     return "\n".join([header, *rows]) + "\n" + (LEGEND.replace(*OLD_LEGEND) if far == "SOC" else LEGEND) + names
 
 
-def _between(cards: Sequence[Card], a: int, b: int, far: str, told: Mapping[str, str]) -> str:
-    return told.get(f"{min(a, b)}-{max(a, b)}") or cards[a].way_to(cards[b], far)
+def _between(cards: Sequence[Card], a: int, b: int, far: str, reported: Mapping[str, str]) -> str:
+    return reported.get(f"{min(a, b)}-{max(a, b)}") or cards[a].way_to(cards[b], far)
 
 
 def _socket(gpu: int, num_gpus: int) -> int:

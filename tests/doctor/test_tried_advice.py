@@ -60,7 +60,7 @@ def test_every_layout_that_is_advised_is_a_point_of_the_default_study(name: str)
     assert set(advised) <= tried
 
 
-def test_a_narrow_study_is_told_what_a_default_one_would_try() -> None:
+def test_advice_for_a_narrow_study_names_what_a_default_one_would_try() -> None:
     preset = MegatronLmPreset(cluster="h100x8", model="llama3-8b", search="mbs")
     preset.bind(command_of("nothing sharded"))
     (advice, *_) = diagnosed("nothing sharded").advice

@@ -77,9 +77,9 @@ class ManyTuners:
         return [int(line) for line in lines_of(self.folder / "exit_codes")]
 
     def events(self, name: str) -> list[list[dict[str, Any]]]:
-        """Return the events of a name that each tuner told."""
-        told = [map(json.loads, lines_of(self.folder / f"out{index}")) for index in range(self.count)]
-        return [[event for event in events if event["event"] == name] for events in told]
+        """Return the events of a name that each tuner reported."""
+        reported = [map(json.loads, lines_of(self.folder / f"out{index}")) for index in range(self.count)]
+        return [[event for event in events if event["event"] == name] for events in reported]
 
     def errors(self) -> str:
         return "\n".join((self.folder / f"err{index}").read_text() for index in range(self.count))

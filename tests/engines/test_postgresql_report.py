@@ -57,15 +57,15 @@ def test_a_study_on_a_server_is_reported(
     server: PostgresqlServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = Recorded(tmp_path / "out", "s", header(tmp_path)).run(TRIALS)
-    copied(study, "told", server)
+    copied(study, "shared", server)
     study.record.close()
     report = running("report", capsys)
-    done = report("told", "--db", server.url, "--format", "json")
+    done = report("shared", "--db", server.url, "--format", "json")
     assert as_json(done)["best"] == BEST
     assert PASSWORD not in done.out
-    unknown = report("tolt", "--db", server.url)
+    unknown = report("sharde", "--db", server.url)
     assert (unknown.code, unknown.err.count("\n")) == (2, 1)
-    assert "'told'" in unknown.err
-    wrong = report("told", "--db", server.url_of("n0t-the-password"))
+    assert "'shared'" in unknown.err
+    wrong = report("shared", "--db", server.url_of("n0t-the-password"))
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
     assert "n0t-the-password" not in wrong.err

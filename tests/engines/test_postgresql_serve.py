@@ -30,7 +30,7 @@ def server() -> Iterator[PostgresqlServer]:
     server.close()
 
 
-def test_a_study_on_a_server_is_followed_and_a_server_that_is_away_is_told(
+def test_a_study_on_a_server_is_followed_and_a_server_that_is_away_is_reported(
     server: PostgresqlServer, tmp_path: Path
 ) -> None:
     tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), baseline=False, db_path=server.url)
@@ -39,8 +39,8 @@ def test_a_study_on_a_server_is_followed_and_a_server_that_is_away_is_told(
     wait_until(lambda: (tmp_path / "out" / "s" / "trials" / "0000" / "log.txt").exists())
     assert study_names(server.url) == ["s"]
     with serving_of(StudyIndex.open(None, db=server.url, output_dir=None, look_s=0.2), look_s=0.2) as client:
-        told = client.get("/data.json")
-        assert told.json()["live"]["state"] == "running" and PASSWORD not in told.text
+        reported = client.get("/data.json")
+        assert reported.json()["live"]["state"] == "running" and PASSWORD not in reported.text
         assert PASSWORD not in client.get("/").text
         with client.events() as events:
             assert next(events)["trials"][0]["state"] == "running"

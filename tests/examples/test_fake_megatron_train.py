@@ -67,21 +67,21 @@ def test_a_point_that_needs_too_much_runs_out_of_memory(options: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "refusal"),
     [
         (("--tensor-model-parallel-size", "3"), "world size (8) is not divisible by total_model_size"),
         (("--micro-batch-size", "3"), "global batch size (16) is not divisible by micro batch size (3) times"),
         (("--expert-model-parallel-size", "16"), "world_size (8) is not divisible by expert_tensor_model_pipeline"),
     ],
 )
-def test_an_impossible_layout_is_refused_in_megatrons_words(options: tuple[str, ...], told: str) -> None:
+def test_an_impossible_layout_is_refused_in_megatrons_words(options: tuple[str, ...], refusal: str) -> None:
     done = run(*options)
     assert done.returncode == 1
-    assert told in done.stderr
+    assert refusal in done.stderr
     failure = classify(done.stdout + done.stderr, done.returncode)
     assert failure is not None
     assert failure.kind is FailureKind.CONFIGURATION
-    assert told in failure.message
+    assert refusal in failure.message
 
 
 @pytest.mark.parametrize("option", ["--tensor-model-parallel", "--no-such-option", "--micro-batch"])

@@ -38,7 +38,7 @@ def test_what_only_resembles_a_placeholder_stays(text: str) -> None:
     assert placeholder_names(text, PARAMS) == set()
 
 
-def test_the_names_that_were_used_are_told() -> None:
+def test_the_names_that_were_used_are_reported() -> None:
     text = "TP={tp} p --tp {tp} --mbs {mbs} --x ${lr} {other}"
     assert fill_placeholders(text, PARAMS)[1] == {"tp", "mbs"} == placeholder_names(text, PARAMS)
     assert placeholder_names(text, ["tp", "other"]) == {"tp", "other"}

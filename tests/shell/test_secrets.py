@@ -111,7 +111,7 @@ def test_the_vocabulary_of_language_models_is_no_secret(text: str) -> None:
     assert find_secrets(text) == []
 
 
-def test_secrets_are_told_once_each() -> None:
+def test_secrets_are_reported_once_each() -> None:
     assert find_secrets(f"HF_TOKEN={SECRET} p --hf-token {SECRET} --password other") == [SECRET, "other"]
 
 

@@ -25,7 +25,7 @@ def test_what_the_command_sets_is_replaced_wherever_it_stands(command: str, expe
     assert with_variables(command, OWN) == expected
 
 
-def test_variables_are_told_with_their_values() -> None:
+def test_variables_are_reported_with_their_values() -> None:
     assert set_variables("A=1 bash -c 'export B=\"2 3\"; C=$D python t.py --x E=4'") == {
         "A": "1",
         "B": "2 3",

@@ -66,12 +66,12 @@ def test_the_noise_of_the_gain_is_that_of_both_runs() -> None:
 def test_a_repeat_of_the_users_own_settings_gains_nothing() -> None:
     base, again = trial(1.0, is_baseline=True), Trial(params={"tp": 2}, outcome=Outcome.OK, value=0.7)
     made = study(Direction.MINIMIZE, base, again)
-    told = []
+    reported = []
     for own in (None, {"tp": 4}, {"tp": 2}):
         made.own_params = own
-        told.append((made.best_is_own, made.gain))
+        reported.append((made.best_is_own, made.gain))
     faster = pytest.approx(1 / 0.7 - 1)
-    assert told == [(False, faster), (False, faster), (True, 0.0)]
+    assert reported == [(False, faster), (False, faster), (True, 0.0)]
     assert made.gain_of(again) == faster, "what two runs differ by is still known"
     made.add(Trial(params={"tp": 4}, outcome=Outcome.OK, value=0.5))
     assert not made.best_is_own

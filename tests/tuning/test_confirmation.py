@@ -70,10 +70,10 @@ def test_a_best_that_ran_again_is_known_by_its_first_number_everywhere(tmp_path:
     stream = io.StringIO()
     assert witness.end is not None
     JsonLinesReporter(stream, Witness()).study_ended(witness.end)
-    told = json.loads(stream.getvalue())["best"]
-    assert stored["number"] == told["number"] == shown["best"] == first.number
-    assert stored["reruns"] == told["reruns"] == shown["best_reruns"] == [again.number]
-    assert stored["value"] == told["value"] == again.value and shown["best_run"] == again.number
+    reported = json.loads(stream.getvalue())["best"]
+    assert stored["number"] == reported["number"] == shown["best"] == first.number
+    assert stored["reruns"] == reported["reruns"] == shown["best_reruns"] == [again.number]
+    assert stored["value"] == reported["value"] == again.value and shown["best_run"] == again.number
     assert shown["best_command"] == witness.end.best_command
 
 

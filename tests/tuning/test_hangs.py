@@ -39,15 +39,15 @@ def test_the_limit_is_stated_for_the_first_run_and_learned_from_those_that_went_
 
 
 def test_a_log_that_grows_is_not_silent_and_one_that_does_not_is_spoken_of_before_it_is_ended(tmp_path: Path) -> None:
-    told: list[str] = []
-    watch, log = SilenceWatch(SilenceLimit(), told.append), tmp_path / "log.txt"
+    reported: list[str] = []
+    watch, log = SilenceWatch(SilenceLimit(), reported.append), tmp_path / "log.txt"
     assert watch.look(log, 1e9) is None, "a job that waits for its machine has no log"
     for now_s in range(0, 4000, 100):
         log.write_text("x" * (now_s + 1))
         assert watch.look(log, now_s) is None
-    assert not told
+    assert not reported
     assert [watch.look(log, 3900 + later_s) for later_s in range(100, 1800, 100)] == [None] * 17
-    assert 3 <= len(told) <= 4
+    assert 3 <= len(reported) <= 4
     assert watch.look(log, 3900 + FIRST_RUN_S) is not None
 
 

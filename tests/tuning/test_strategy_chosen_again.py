@@ -22,12 +22,12 @@ OWN = "sh -c 'echo value: 0'"
 class LearningPreset(ToyPreset):
     """Know the way to search when the log of the user's own command says so."""
 
-    def __init__(self, told: str = "value: 0") -> None:
+    def __init__(self, line: str = "value: 0") -> None:
         super().__init__()
-        self._told, self._has_learnt = told, False
+        self._line, self._has_learnt = line, False
 
     def read_baseline(self, log: str) -> list[str]:
-        self._has_learnt = self._told in log
+        self._has_learnt = self._line in log
         return ["learnt"] if self._has_learnt else []
 
     def get_recommended_strategy(self) -> TuningStrategy:
@@ -59,14 +59,14 @@ def test_the_number_of_trials_that_the_user_gives_holds_for_either(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("told", "strategy", "kept"),
+    ("line", "strategy", "kept"),
     [("else", None, RandomStrategy), ("value: 0", Asks(2), Asks)],
     ids=["nothing", "named"],
 )
 def test_it_stays_where_nothing_was_learnt_or_the_user_names_it(
-    tmp_path: Path, told: str, strategy: TuningStrategy | None, kept: type[TuningStrategy]
+    tmp_path: Path, line: str, strategy: TuningStrategy | None, kept: type[TuningStrategy]
 ) -> None:
-    tuner = tune(tmp_path, OWN, LearningPreset(told), strategy=strategy)
+    tuner = tune(tmp_path, OWN, LearningPreset(line), strategy=strategy)
     tuner.optimize(n_trials=1)
     assert isinstance(tuner.strategy, kept)
 

@@ -1,4 +1,4 @@
-"""What a study can be told beside its command, by the names of the command line, and the tuner that this makes."""
+"""What a study can be given besides its command, by the names of the command line, and the tuner that this makes."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_shape_of_the_catalog_has_its_name_and_another_says_its_kind_and_size(
     assert model_name(replace(catalog_model("llama3-8b"), name="", num_layers=num_layers, vocab=vocab)) == name
 
 
-def test_a_size_is_told_only_where_the_vocabulary_is_known() -> None:
+def test_a_size_is_stated_only_where_the_vocabulary_is_known() -> None:
     shape = "--num-layers 16 --hidden-size 2048 --num-attention-heads 32 --swiglu --normalization RMSNorm"
     args = f"{shape} --disable-bias-linear --position-embedding-type rope --tokenizer-type HuggingFaceTokenizer".split()
     assert model_from_args(MegatronArgs.of(args)).name == "llama-like"

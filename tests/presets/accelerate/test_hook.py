@@ -94,7 +94,7 @@ def test_hook_and_reader_mean_the_same_line() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["AcceleratedOptimizer", "DeepSpeedOptimizerWrapper"])
-def test_what_was_prepared_is_told_and_every_step_once(site: Path, optimizer: str) -> None:
+def test_what_was_prepared_is_reported_and_every_step_once(site: Path, optimizer: str) -> None:
     done = run(TRAIN.format(optimizer=optimizer), site)
     assert (done.returncode, done.stdout) == (0, "3\ntrained\n")
     prepared, *steps = events(done)
@@ -128,7 +128,7 @@ def test_other_ranks_tell_no_steps_and_a_second_optimizer_is_none(site: Path) ->
     assert [event["event"] for event in events(run(other, site))] == ["prepared"]
 
 
-def test_a_model_in_no_wrapper_is_told_by_its_own_name(site: Path) -> None:
+def test_a_model_in_no_wrapper_is_reported_by_its_own_name(site: Path) -> None:
     program = "from accelerate.accelerator import *\nclass Gpt(torch.nn.Module): pass\nAccelerator().prepare(Gpt())"
     [event] = events(run(program, site))
     assert event["wrapper"] == "Gpt"
@@ -148,19 +148,19 @@ def test_a_frozen_model_says_nothing_of_the_job(site: Path, calls: str) -> None:
     assert [event["wrapper"] for event in events(run(program, site))] == ["DistributedDataParallel"]
 
 
-def test_of_two_models_that_train_the_wrapped_one_is_told(site: Path) -> None:
+def test_of_two_models_that_train_the_wrapped_one_is_reported(site: Path) -> None:
     two = "class Critic(torch.nn.Module): pass\nAccelerator().prepare(Critic(), DistributedDataParallel())"
     [event] = events(run(f"from accelerate.accelerator import *\n{two}", site))
     assert event["wrapper"] == "DistributedDataParallel"
 
 
-def test_a_step_at_the_end_of_the_dataloader_is_told(site: Path) -> None:
+def test_a_step_at_the_end_of_the_dataloader_is_reported(site: Path) -> None:
     ended = "optimizer.gradient_state.end_of_dataloader = step == 3\n    optimizer.step()"
     program = TRAIN.format(optimizer="AcceleratedOptimizer").replace("optimizer.step()", ended)
     assert [step["is_end"] for step in events(run(program, site))[1:]] == [False, True]
 
 
-def test_a_compiled_model_is_told_by_what_it_holds(site: Path) -> None:
+def test_a_compiled_model_is_reported_by_what_it_holds(site: Path) -> None:
     held = "class Optimized(torch.nn.Module): _orig_mod = DistributedDataParallel()"
     program = f"from accelerate.accelerator import *\n{held}\nAccelerator().prepare(Optimized())"
     [event] = events(run(program, site))
@@ -210,7 +210,7 @@ class MegatronLMPlugin:
 """
 
 
-def test_what_a_program_gives_itself_is_told_and_the_samples_of_an_update(site: Path) -> None:
+def test_what_a_program_gives_itself_is_reported_and_the_samples_of_an_update(site: Path) -> None:
     taking = 'state = 0, 2, "MULTI_GPU", 2, State\n    def __init__(self, gradient_accumulation_steps=1): pass'
     library = ACCELERATOR.replace('state = 0, 2, "MULTI_GPU", 2, State', taking) + PLUGIN
     (site / "accelerate" / "accelerator.py").write_text(library)

@@ -28,8 +28,8 @@ MEGATRON = {
 def log(*, passes: int = 1, samples: int | None = None, **values: Any) -> str:
     """Return what the sixteen ranks of the job in `jobs` write."""
     lines = [prepared(f"host:{rank}", **{"processes": 16, **values}) for rank in range(16)]
-    told = {} if samples is None else {"samples": samples}
-    return "".join(lines) + steps(SECONDS, passes=passes, **told)
+    reported = {} if samples is None else {"samples": samples}
+    return "".join(lines) + steps(SECONDS, passes=passes, **reported)
 
 
 def plain(folder: Path, more: str = "--batch_size 2", **args: Any) -> AcceleratePreset:

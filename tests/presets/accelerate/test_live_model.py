@@ -42,8 +42,8 @@ def model(**values: Any) -> dict[str, Any]:
 def log(*events: dict[str, Any], seconds: tuple[float, ...] = (2.0, 0.5, 0.5, 0.5), **values: Any) -> str:
     """Return what the sixteen ranks of the job in `jobs` write."""
     lines = [prepared(f"host:{rank}", **{"processes": 16, "precision": "bf16", **values}) for rank in range(16)]
-    told = [PREFIX + json.dumps(event) + "\n" for event in events]
-    return "".join([*lines, *told]) + steps(seconds, samples=32, sequence=512)
+    reported = [PREFIX + json.dumps(event) + "\n" for event in events]
+    return "".join([*lines, *reported]) + steps(seconds, samples=32, sequence=512)
 
 
 def plain(folder: Path, more: str = "--batch_size 2", **args: Any) -> AcceleratePreset:

@@ -35,24 +35,24 @@ def model(torch: Any) -> Any:
 
 
 def watched(torch: Any, model: Any, prepared: Any = None, passes: int = 1) -> list[dict[str, Any]]:
-    """Train for some passes, and return what the hook told."""
-    told: list[dict[str, Any]] = []
+    """Train for some passes, and return what the hook reported."""
+    reported: list[dict[str, Any]] = []
     called = model if prepared is None else prepared
-    model_hook.ModelWatch(model, called, told.append)
+    model_hook.ModelWatch(model, called, reported.append)
     for _ in range(passes):
         called(torch.zeros(BATCH, TOKENS, dtype=torch.long)).sum().backward()
-    json.dumps(told)
-    return told
+    json.dumps(reported)
+    return reported
 
 
-def test_blocks_and_what_they_keep_are_told_once(torch: Any, model: Any) -> None:
-    [told] = watched(torch, model, passes=3)
+def test_blocks_and_what_they_keep_are_reported_once(torch: Any, model: Any) -> None:
+    [reported] = watched(torch, model, passes=3)
     tokens = BATCH * TOKENS
     block = WIDTH * WIDTH + WIDTH
-    assert told["parameters"] == told["trained"] == LAYERS * block + 2 * WORDS * WIDTH + WORDS
-    assert (told["config"], told["dtype"], told["head"]) == (None, "float32", WORDS)
-    assert told["input"] == {"name": "0", "shape": [BATCH, TOKENS]}
-    blocks = told["blocks"]
+    assert reported["parameters"] == reported["trained"] == LAYERS * block + 2 * WORDS * WIDTH + WORDS
+    assert (reported["config"], reported["dtype"], reported["head"]) == (None, "float32", WORDS)
+    assert reported["input"] == {"name": "0", "shape": [BATCH, TOKENS]}
+    blocks = reported["blocks"]
     assert (blocks["count"], blocks["parameters"], blocks["input"]) == (LAYERS, block, [BATCH, TOKENS, WIDTH])
     # A block's input is the output of the tanh before it: one tensor, however many ops keep it.
     inside = (LAYERS + 1) * tokens * WIDTH * FLOAT
@@ -62,12 +62,12 @@ def test_blocks_and_what_they_keep_are_told_once(torch: Any, model: Any) -> None
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # of a CPU without bf16
 def test_weights_in_lower_precision_are_not_taken_for_activations(torch: Any, model: Any) -> None:
-    told: list[dict[str, Any]] = []
-    model_hook.ModelWatch(model, model, told.append)
+    reported: list[dict[str, Any]] = []
+    model_hook.ModelWatch(model, model, reported.append)
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.zeros(BATCH, TOKENS, dtype=torch.long)).sum().backward()
     half, tokens = 2, BATCH * TOKENS
-    assert told[0]["blocks"]["kept_bytes"] == (LAYERS + 1) * tokens * WIDTH * half // LAYERS
+    assert reported[0]["blocks"]["kept_bytes"] == (LAYERS + 1) * tokens * WIDTH * half // LAYERS
 
 
 @pytest.mark.slow
@@ -78,11 +78,11 @@ def test_what_a_llama_keeps_is_what_its_widths_say(torch: Any) -> None:
     hidden, ffn, keys = 64, 224, 16
     shape = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": 3, "num_attention_heads": 4}
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=100, num_key_value_heads=1, **shape))
-    told: list[dict[str, Any]] = []
-    model_hook.ModelWatch(llama, llama, told.append)
+    reported: list[dict[str, Any]] = []
+    model_hook.ModelWatch(llama, llama, reported.append)
     with torch.autocast("cpu", torch.bfloat16):
         llama(input_ids=torch.zeros(2, 32, dtype=torch.long))
-    seen = told[0]["blocks"]["kept_bytes"] / (2 * 32)
+    seen = reported[0]["blocks"]["kept_bytes"] / (2 * 32)
     saved = load_framework("hf-accelerate").saved
     around = (saved.attention_hidden + saved.mlp_hidden) * hidden + saved.ffn_gated * ffn
     inside = saved.query * hidden + saved.key_value * 2 * keys + saved.value * hidden + saved.heads * 4
@@ -116,19 +116,19 @@ def test_the_longest_sequence_is_noted_until_it_is_asked_for(torch: Any, model: 
 
 
 def test_a_pass_for_evaluation_is_not_the_first_of_the_training(torch: Any, model: Any) -> None:
-    told: list[dict[str, Any]] = []
-    model_hook.ModelWatch(model, model, told.append)
+    reported: list[dict[str, Any]] = []
+    model_hook.ModelWatch(model, model, reported.append)
     model.eval()
     model(torch.zeros(1, 1, dtype=torch.long))
-    assert told == []
+    assert reported == []
     model.train()
     model(torch.zeros(BATCH, TOKENS, dtype=torch.long))
-    assert told[0]["input"]["shape"] == [BATCH, TOKENS]
+    assert reported[0]["input"]["shape"] == [BATCH, TOKENS]
 
 
-def test_of_a_compiled_model_only_the_shape_is_told(torch: Any, model: Any) -> None:
-    [told] = watched(torch, model, torch.compile(model, backend="eager"), passes=2)
-    assert told["blocks"]["count"] == LAYERS and "kept_bytes" not in told["blocks"]
+def test_of_a_compiled_model_only_the_shape_is_reported(torch: Any, model: Any) -> None:
+    [reported] = watched(torch, model, torch.compile(model, backend="eager"), passes=2)
+    assert reported["blocks"]["count"] == LAYERS and "kept_bytes" not in reported["blocks"]
 
 
 def test_a_model_is_found_in_what_wraps_it(torch: Any, model: Any) -> None:
@@ -161,7 +161,7 @@ def test_of_lists_the_one_with_the_most_parameters_has_the_blocks(torch: Any) ->
     assert model_hook.repeated_blocks(nn.Linear(4, 4)) == []
 
 
-def test_a_config_is_told_without_what_is_long_or_has_no_value() -> None:
+def test_a_config_is_reported_without_what_is_long_or_has_no_value() -> None:
     given = {
         "hidden_size": 8,
         "tie": False,

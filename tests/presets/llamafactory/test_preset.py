@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def live(command: str, arguments: dict[str, Any] | None = None, **values: Any) -> LlamaFactoryPreset:
-    """Return a preset that has seen a run, which recomputes as LLaMA-Factory does unless it is told otherwise."""
+    """Return a preset that has seen a run, which recomputes as LLaMA-Factory does by default."""
     preset = LlamaFactoryPreset()
     preset.bind(command)
     usual = {"world": 1, "checkpointing": True, "passes": 2, "samples": 8}

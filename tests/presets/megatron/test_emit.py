@@ -51,7 +51,7 @@ def test_the_virtual_pipeline_is_called_by_its_size() -> None:
     assert not any("num_virtual_stages" in flag for flag in flags)
 
 
-def test_a_laid_out_pipeline_keeps_its_capitals_and_is_not_told_its_size_too() -> None:
+def test_a_laid_out_pipeline_keeps_its_capitals_and_gets_no_size_besides() -> None:
     at = target(model=DEEPSEEK_V3, cluster="h100x2048", pp=8, vp=4, ep=64)
     assert "--pipeline_model_parallel_layout 'Et|(t*2|)*29,t|tmL'" in swift_flags(at)
     assert not any("virtual" in flag for flag in swift_flags(at))
@@ -76,7 +76,7 @@ def test_no_argument_is_one_that_ms_swift_does_not_know() -> None:
     assert {flag.split()[0].removeprefix("--") for at in layouts for flag in swift_flags(at)} <= KNOWN_ARGUMENTS
 
 
-def test_the_launcher_is_told_of_nodes_and_gpus() -> None:
+def test_the_launcher_gets_nodes_and_gpus() -> None:
     assert "NPROC_PER_NODE=8 NNODES=8 megatron sft" in emit_ms_swift(target(tp=8)).text
     assert "NPROC_PER_NODE=4 NNODES=1 megatron sft" in emit_ms_swift(target(cluster="h100x4", tp=4)).text
 

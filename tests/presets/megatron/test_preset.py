@@ -194,7 +194,7 @@ def test_the_preset_is_registered() -> None:
     assert PresetRegistry.get("megatron") is MegatronPreset
 
 
-def test_megatrons_own_scripts_are_told_of_folding() -> None:
+def test_megatrons_own_scripts_get_the_sizes_of_folding() -> None:
     [note] = MegatronPreset(n_gpus=8, gbs=16).notes("torchrun --nproc-per-node 8 pretrain_gpt.py")
     assert "folding=true" in note
     assert MegatronPreset(n_gpus=8, gbs=16, folding=True).notes("torchrun pretrain_gpt.py") == []

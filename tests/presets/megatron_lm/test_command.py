@@ -51,7 +51,7 @@ def test_the_spelling_of_the_command_is_kept() -> None:
     )
 
 
-def test_experts_are_always_told_both_of_their_sizes() -> None:
+def test_experts_always_get_both_of_their_sizes() -> None:
     line = applied(MIXTRAL, {"tp": 2, "ep": 4})
     assert (line.get("--expert-model-parallel-size"), line.get("--expert-tensor-parallel-size")) == ("4", "1")
 

@@ -81,7 +81,7 @@ def test_the_split_of_405b_over_sixteen_stages_is_accounted() -> None:
     assert not any("account" in flag for flag in megatron_flags(target(tp=8, pp=4)))
 
 
-def test_the_pipeline_of_deepseek_v3_is_laid_out_instead_of_told_its_virtual_stages() -> None:
+def test_the_pipeline_of_deepseek_v3_is_laid_out_in_place_of_virtual_stages() -> None:
     at = target(model=DEEPSEEK_V3, cluster="h100x2048", pp=4, vp=4, ep=64)
     flags = megatron_flags(at)
     assert "--pipeline-model-parallel-layout 'Et*3|(t*4|)*14,t*2mL'" in flags

@@ -161,7 +161,7 @@ def test_nothing_runs_behind_an_exit_that_is_certain(tmp_path: Path) -> None:
         assert run is not None and run.arguments == (), text
 
 
-def test_a_run_under_a_condition_that_is_not_followed_is_told(tmp_path: Path) -> None:
+def test_a_run_under_a_condition_that_is_not_followed_is_reported(tmp_path: Path) -> None:
     line = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}"
     script = tmp_path / "train.sh"
     preset = MegatronLmPreset(cluster="h100x8")

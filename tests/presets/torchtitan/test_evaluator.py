@@ -86,7 +86,7 @@ def test_a_rate_of_operations_that_is_none_is_left_out(tflops: str) -> None:
     assert found.value == 8100 * 8 and "tflops_per_gpu" not in found.extra
 
 
-def test_retries_of_the_allocator_are_told() -> None:
+def test_retries_of_the_allocator_are_reported() -> None:
     text = log(*RUN) + log("3 CUDA memory allocation retries.")
     assert TorchTitanEvaluator().measure(text, {}).extra["allocation_retries"] == 3
 

@@ -91,7 +91,7 @@ def trainer(made: Any, **args: Any) -> SimpleNamespace:
     )
 
 
-def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def reported(capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capfd.readouterr().err.removeprefix(PREFIX))
     return found
 
@@ -101,7 +101,7 @@ def test_a_trainer_tells_what_its_first_updates_have(capfd: pytest.CaptureFixtur
     watched = trainer(made)
     longest.install(watched)
     assert watched.get_train_dataloader() is made and order(made)[:4] == [[7, 6], [5, 4]] * 2
-    event = told(capfd)
+    event = reported(capfd)
     assert (event["event"], event["samples"], event["updates"]) == ("longest", 4, 2)
 
 
@@ -110,10 +110,10 @@ def test_a_stream_is_lengthened_where_its_samples_are_cut_at_a_length(capfd: pyt
     stream = SimpleNamespace(dataset=iter(()), batch_sampler=None)
     longest.install(plain := trainer(stream))
     plain.get_train_dataloader()
-    assert told(capfd)["problem"]
+    assert reported(capfd)["problem"]
     longest.install(cut := trainer(stream, max_length=5))
     cut.get_train_dataloader()
-    assert told(capfd)["length"] == 5
+    assert reported(capfd)["length"] == 5
     batch = {"input_ids": torch.tensor([[1, 2], [3, 4]]), "labels": torch.tensor([[1, 2], [3, 4]]), "count": 2}
     for _ in range(5):
         cut.training_step(None, batch)

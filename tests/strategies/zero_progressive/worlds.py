@@ -1,4 +1,4 @@
-"""A machine that only exists on paper: each point has a memory and a speed by simple laws."""
+"""A machine that only exists on paper: each point has a memory and a speed by simple formulas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def growing(point: Point) -> float:
 
 @dataclass
 class World(EvalFunction):
-    """Answer a strategy by laws, and remember what it ran."""
+    """Answer a strategy by formulas, and remember what it ran."""
 
     speed: Callable[[Point], float] = growing
     edges: Mapping[int, int] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Watch:
 
     def __init__(self, more: Any = dict) -> None:
         self.more = more
-        """Returns what else is to be told of a step."""
+        """Returns what else is to be reported of a step."""
         self.is_first_rank = False
         self.optimizer: Any = None
         self.num_passes = 0
@@ -229,7 +229,7 @@ def measured() -> dict[str, Any]:
 
 
 def start(more: Any = dict) -> None:
-    """Watch from when Accelerate is loaded; `more` returns what else is to be told of a step."""
+    """Watch from when Accelerate is loaded; `more` returns what else is to be reported of a step."""
     watch("accelerate.accelerator", Watch(more).install)
 
 
