@@ -78,6 +78,16 @@ def test_estimates_that_prove_right_narrow_the_intervals_and_wrong_ones_widen_th
     assert np.median(wrong.sd) > 2 * np.median(right.sd)
 
 
+@pytest.mark.parametrize(("error", "least", "most"), [(-2.5, 0.9, 1.1), (2.5, 0.0, 0.2)])
+def test_no_layout_is_far_faster_than_planned_by_itself_but_it_may_be_slower(
+    error: float, least: float, most: float
+) -> None:
+    belief, index = TimePosterior(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
+    planned = belief.mean.copy()
+    belief.tell(index, planned[index] + error)
+    assert least < np.median(belief.mean - planned) / error < most
+
+
 def test_layouts_that_nothing_explains_are_counted() -> None:
     posterior = TimePosterior(prior())
     before = posterior.ordinary

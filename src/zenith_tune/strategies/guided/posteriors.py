@@ -6,11 +6,13 @@ observations: Tobin, Econometrica 26 (1958)); a measured peak says more.
 
 Time. A Gaussian process whose mean is the planner's estimate. Its covariance is that of a linear model in the
 coefficients, of a common factor and of neighbouring layouts (Rasmussen and Williams, "Gaussian Processes for Machine
-Learning", 2006, sections 2.2 and 2.7). Two things are learned besides, both by the predictive density of each trial
+Learning", 2006, sections 2.2 and 2.7). Three things are learned besides, all by the predictive density of each trial
 given all others (ibid., section 5.4.2):
 
 - how far the estimate is off for layouts by themselves and their neighbours, as one factor: after trials that came
   out as expected the intervals are narrow, after surprises they are wide;
+- whether the estimate is of another thing altogether (a step with parts that it does not know, another machine): all
+  layouts then share one large error;
 - how many layouts are much slower than anything in the model says (memory all but full, a slow way over the network):
   such a trial says little of other layouts, and is kept from moving them.
 """
@@ -18,6 +20,7 @@ given all others (ibid., section 5.4.2):
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,6 +38,8 @@ MISFITS: FloatArray = np.exp(np.linspace(-2.4, 1.2, 13))
 """Factors by which the unexplained errors may be smaller or larger than the prior says."""
 MISFIT_SD = 0.7
 """Standard deviation of the logarithm of that factor before the first trial."""
+WRONG_SCALE, WRONG_SCALE_SD = 0.05, 2.0
+"""Chance that all estimates are off by a large common factor, and the standard deviation of its logarithm then."""
 SLOW, SLOW_TRIALS = 0.1, 4.0
 """Share of layouts that are slower than anything explains, and how many trials that prior is worth."""
 SLOW_SCALE = 1.0
@@ -52,7 +57,7 @@ class TimePosterior:
         self._prior = prior
         self._places = layout_places(prior.layouts)
         self._weighted = prior.sensitivity * prior.coefficient_sd
-        self._common_variance: FloatArray = (self._weighted**2).sum(axis=1) + prior.scale_sd**2
+        self._scale_sd = prior.scale_sd
         self._seen: list[int] = []
         self._common: list[FloatArray] = []
         self._near: list[FloatArray] = []
@@ -96,7 +101,8 @@ class TimePosterior:
     def _posterior(
         self, seen: list[int], values: list[float], own: FloatArray, common: list[FloatArray], near: list[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        rows, cross = np.array(seen), np.stack(common, axis=1) + self._misfit**2 * np.stack(near, axis=1)
+        rows = np.array(seen)
+        cross = self._scale_sd**2 + np.stack(common, axis=1) + self._misfit**2 * np.stack(near, axis=1)
         errors = np.array(values) - self._prior.log_step[rows]
         solved = np.linalg.solve(cross[rows] + np.diag(own), np.column_stack([errors, cross.T]))
         mean: FloatArray = self._prior.log_step + cross @ solved[:, 0]
@@ -106,33 +112,54 @@ class TimePosterior:
     def _variance(self) -> FloatArray:
         """Return the variance of every layout before the first trial."""
         prior = self._prior
-        result: FloatArray = self._common_variance + self._misfit**2 * (prior.neighbour_sd**2 + prior.own_sd**2)
-        return result
+        common: FloatArray = (self._weighted**2).sum(axis=1) + self._scale_sd**2
+        return common + self._misfit**2 * (prior.neighbour_sd**2 + prior.own_sd**2)
 
     def _columns(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Return the covariance of every layout with that at `index`: by what all share, and as its neighbours.
+        """Return the covariance of every layout with that at `index`: by the coefficients, and as its neighbours.
 
         Neighbours by a Matern kernel of order 3/2.
         """
         prior = self._prior
         apart = np.sqrt(3 * ((self._places - self._places[index]) ** 2).sum(axis=1))
-        common: FloatArray = self._weighted @ self._weighted[index] + prior.scale_sd**2
+        common: FloatArray = self._weighted @ self._weighted[index]
         return common, prior.neighbour_sd * prior.neighbour_sd[index] * (1 + apart) * np.exp(-apart)
 
     def _learn_misfit(self) -> None:
+        stated, wrong = self._prior.scale_sd, max(self._prior.scale_sd, WRONG_SCALE_SD)
+        as_stated, as_wrong = self._fit(stated), self._fit(wrong)
+        is_wrong = as_wrong.log_density - as_stated.log_density > np.log((1 - WRONG_SCALE) / WRONG_SCALE)
+        fit, self._scale_sd = (as_wrong, wrong) if is_wrong else (as_stated, stated)
+        self._misfit, self._own, self.ordinary = fit.misfit, fit.own, 1 - fit.slow
+
+    def _fit(self, scale_sd: float) -> _Fit:
+        """Return what the trials say if the error that all layouts share has this standard deviation."""
         rows = np.array(self._seen)
-        common, near = np.stack(self._common, axis=1)[rows], np.stack(self._near, axis=1)[rows]
+        joint, near = scale_sd**2 + np.stack(self._common, axis=1)[rows], np.stack(self._near, axis=1)[rows]
         errors, noise = np.array(self._values) - self._prior.log_step[rows], np.square(self._noise)
         fits = [
-            _robust_fit(common + factor**2 * near, noise + (factor * self._prior.own_sd[rows]) ** 2, errors)
+            _robust_fit(joint + factor**2 * near, noise + (factor * self._prior.own_sd[rows]) ** 2, errors)
             for factor in MISFITS
         ]
         log_weights = np.array([fit[0] for fit in fits]) - (np.log(MISFITS) / MISFIT_SD) ** 2 / 2
         weights = np.exp(log_weights - log_weights.max())
+        log_density = float(log_weights.max() + np.log(weights.sum()))
         weights /= weights.sum()
-        self._misfit = float(np.sqrt(weights @ MISFITS**2))
-        self._own = 1 / (weights @ np.array([1 / own for _, own, _ in fits]))
-        self.ordinary = 1 - float(weights @ np.array([slow for _, _, slow in fits]))
+        return _Fit(
+            log_density=log_density,
+            misfit=float(np.sqrt(weights @ MISFITS**2)),
+            own=1 / (weights @ np.array([1 / own for _, own, _ in fits])),
+            slow=float(weights @ np.array([slow for _, _, slow in fits])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    log_density: float
+    """Of the trials, but for a constant."""
+    misfit: float
+    own: FloatArray
+    slow: float
 
 
 def _robust_fit(joint: FloatArray, bulk: FloatArray, errors: FloatArray) -> tuple[float, FloatArray, float]:
