@@ -424,7 +424,7 @@ def _refuse_without_metric(study: Study) -> None:
 
 def _refuse_alike(study: Study) -> None:
     base, trials = study.baseline, study.trials
-    if len(trials) < MAX_ALIKE_FAILURES:
+    if len(trials) < MAX_ALIKE_FAILURES or any(trial.ok for trial in trials):
         return
     # Out of memory, too slow or refused by a rule: another layout may fix each of these, but not a fault of the
     # program, nor what no layout has a part in. The user's own command, where it runs first, shows such a fault alone.

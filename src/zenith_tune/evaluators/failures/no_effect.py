@@ -56,10 +56,18 @@ def refuse_without_effect(
     `decisive` are the parameters that cannot be without effect on both time and memory. Other layouts may come close to
     one another, but not to the byte. A lever that the program switches off again says nothing of the other options.
     """
-    trials = [trial for trial in study.trials if not trial.is_rerun and trial.params.keys().isdisjoint(levers)]
-    disagreeing = [trial for trial in trials if trial.failure == FailureKind.NO_EFFECT]
+
+    def counts(trial: Trial) -> bool:
+        return not trial.is_rerun and trial.params.keys().isdisjoint(levers)
+
+    disagreeing = [trial for trial in study.trials if trial.failure == FailureKind.NO_EFFECT and counts(trial)]
     if len(disagreeing) >= NUM_ALIKE:
         raise OptionsWithoutEffect(f"the options take no effect: {disagreeing[-1].cause}; {HINT}")
+    # Nearly always the last run differs from the first, which is enough: a long study asks this after each trial.
+    first, last = (next(filter(counts, order), None) for order in (study.trials, reversed(study.trials)))
+    if first is None or last is None or not _same(first, last, NOISY_TIME, by_memory=False):
+        return
+    trials = list(filter(counts, study.trials))
     peaks = {trial.peak_memory_bytes for trial in trials}
     is_blind, is_exact = peaks == {None}, len(peaks) == 1 and None not in peaks
     num_alike, same_time = NUM_ALIKE_BLIND if is_blind else NUM_ALIKE, NOISY_TIME if is_exact else SAME_TIME

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from zenith_tune.units import is_digits
-
 MARK = "ZENITHTUNE_TRIAL_FOLDER"
 """The environment variable that every process of a trial inherits, also one that called setsid."""
 
@@ -52,6 +50,12 @@ class ProcessIdentity:
         return same and fields[2] != "Z"
 
 
+def began_ticks(pid: int) -> int:
+    """Return when a process began, in clock ticks since boot; 0 where there is none."""
+    fields = _read_stat(pid)
+    return int(fields[21]) if fields else 0
+
+
 def ticks_at(time_s: float) -> float:
     """Return when a file was written, in seconds since 1970, in the clock ticks since boot that processes are dated by.
 
@@ -64,13 +68,16 @@ def ticks_at(time_s: float) -> float:
 class ProcessTree:
     """Find and end every process of the trial whose folder is `folder`."""
 
-    def __init__(self, folder: Path, leader: int | None, *, until_ticks: float = math.inf) -> None:
+    def __init__(
+        self, folder: Path, leader: int | None, *, since_ticks: int = 0, until_ticks: float = math.inf
+    ) -> None:
         """Look for the trial's mark, and for what is in the session or group of `leader`.
 
-        Where the leader is gone, only what had begun by `until_ticks`, when it still ran, is sure to be of its session.
+        Nothing that had begun before `since_ticks`, when the trial did, is the trial's. Where the leader is gone, only
+        what had begun by `until_ticks`, when it still ran, is sure to be of its session.
         """
         self._mark = f"{MARK}={folder}".encode()
-        self._leader, self._until_ticks = leader, until_ticks
+        self._leader, self._since_ticks, self._until_ticks = leader, since_ticks, until_ticks
 
     def members(self) -> set[int]:
         """Return the pids that still run: leader, its session and group, descendants, and marked ones."""
@@ -82,7 +89,10 @@ class ProcessTree:
         _end(self.members, grace_s, hurry)
 
     def _belongs(self, pid: int, fields: list[str]) -> bool:
-        if self._leader in (pid, int(fields[4]), int(fields[5])) and int(fields[21]) <= self._until_ticks:
+        began_ticks = int(fields[21])
+        if began_ticks < self._since_ticks:
+            return False
+        if self._leader in (pid, int(fields[4]), int(fields[5])) and began_ticks <= self._until_ticks:
             return True
         return _has_mark(pid, self._mark)
 
@@ -159,7 +169,8 @@ def _with_descendants(found: set[int], table: dict[int, list[str]]) -> set[int]:
 
 
 def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if is_digits(name)]  # noqa: PTH208 - plain names are quicker
+    # Plain names are quicker than paths, and no name in /proc has digits that are not ASCII.
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def _read_stat(pid: int) -> list[str]:

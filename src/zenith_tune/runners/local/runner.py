@@ -18,6 +18,7 @@ from zenith_tune.runners.launch.process_tree import (
     ProcessIdentity,
     ProcessTree,
     adopt_orphans,
+    began_ticks,
     end_adopted,
     ticks_at,
 )
@@ -141,7 +142,8 @@ class LocalJob(Job):
         self.began = time.monotonic()
         with self.runner.starting_or_ending:
             self._process = _start(command, self.files, variables or {})
-        self._tree = ProcessTree(self.files.path, self._process.pid)
+        pid = self._process.pid
+        self._tree = ProcessTree(self.files.path, pid, since_ticks=began_ticks(pid))
 
     def look(self) -> JobResult | None:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
