@@ -147,6 +147,8 @@ def _mlp(w: Workload, stage: Stage, per: LayerBytes, busiest: Number, less: Numb
     ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated) - less
     hidden = per.mlp_hidden * w.hidden / stage.sequence_split
     dense: Number = ffn * w.ffn_hidden / stage.tp - less * w.hidden / stage.sequence_split
+    if not np.any(w.num_moe_layers):
+        return (hidden + dense) * stage.tokens
     routed = (per.expert_hidden - less) * w.hidden * layouts.etp + ffn * w.moe_ffn_hidden
     experts = (w.top_k * busiest * routed + per.router * w.num_experts) / stage.sequence_split
     experts = experts + ffn * w.shared_ffn_hidden / stage.tp

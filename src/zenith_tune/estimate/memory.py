@@ -45,8 +45,8 @@ class MemoryEstimate:
     @property
     def unsure_bytes(self) -> FloatArray:
         """Standard deviation of what no run measured: reserve by its size, context by CONTEXT_SPREAD, and routing."""
-        result: FloatArray = np.hypot(np.hypot(self.parts["reserve"], CONTEXT_SPREAD), self.routed_spread)
-        return result
+        variances = np.square(self.parts["reserve"]) + CONTEXT_SPREAD**2 + np.square(self.routed_spread)
+        return np.sqrt(variances)
 
 
 def estimate_memory(
@@ -78,40 +78,42 @@ def estimate_memory(
 
 def fullest_stage(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
     """Return the pipeline rank that needs the most of those that may."""
-    best, *others = _likely_ranks(w, layouts, f)
+    best = np.zeros(len(layouts))
     peak = _peak(w, layouts, f, c, best)
-    for rank in others:
-        other = _peak(w, layouts, f, c, rank)
-        best = np.where(other > peak, rank, best)
-        peak = np.maximum(peak, other)
+    for rank in _likely_ranks(w, layouts, f):
+        rows = np.flatnonzero(rank)
+        if len(rows):
+            other = _peak(w.take(rows), layouts.take(rows), f, c, rank[rows])
+            best[rows] = np.where(other > peak[rows], rank[rows], best[rows])
+            peak[rows] = np.maximum(peak[rows], other)
     return best
 
 
 def _likely_ranks(w: Workload, layouts: LayoutBatch, f: FrameworkSpec) -> list[FloatArray]:
-    """Return the ranks that may need the most: the first, the last, and in between the first ones of their kind.
+    """Return the ranks beside the first that may need the most: the last, and the first ones of their kind; or 0.
 
     The first holds the embedding and the most micro-batches, the last the loss; the second may hold one layer more than
     the first. Where dense layers lead the model, the rank at which they end and the next may be heavier than those. All
     others hold no more than one of these.
     """
     last = layouts.pp.astype(np.float64) - 1.0
-    first, second = np.zeros_like(last), np.minimum(last, 1.0)
+    second = np.minimum(last, 1.0)
     if is_mixed(w) and f.pipeline_split == "cost":
         # Dealt by cost, any stage may have a layer more than the one before.
-        return [np.minimum(last, float(rank)) for rank in range(int(layouts.pp.max(initial=1)))]
+        return [np.minimum(last, float(rank)) for rank in range(1, int(layouts.pp.max(initial=1)))]
     if is_mixed(w):
         with_experts = first_moe_rank(w, layouts, f)
         between = np.maximum(with_experts - 1.0, second)
-        return [first, second, last, with_experts, *([between] if (between > second).any() else [])]
-    return [first, second, last] if _second_may_lead(w, layouts, f, second) else [first, last]
+        return [second, last, with_experts, np.where(between > second, between, 0.0)]
+    return [_where_it_has_more_layers(w, layouts, f, second), last]
 
 
-def _second_may_lead(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, second: FloatArray) -> bool:
-    """Tell whether any layout's second stage has more layers than its first."""
+def _where_it_has_more_layers(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, second: FloatArray) -> FloatArray:
+    """Return the second stage where it has more layers than the first, else 0."""
     if f.pipeline_split == "cost":
-        return False
+        return np.zeros_like(second)
     more = even_stage_layers(w.num_layers, layouts, second) > even_stage_layers(w.num_layers, layouts, 0.0 * second)
-    return bool(more.any())
+    return second * more
 
 
 def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, rank: FloatArray) -> FloatArray:

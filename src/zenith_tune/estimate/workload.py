@@ -100,9 +100,10 @@ class Workload:
         """Join the workloads of many rows into one of arrays."""
         return cls(**{f.name: np.array([getattr(w, f.name) for w in workloads], np.float64) for f in fields(cls)})
 
-    def take(self, chosen: npt.NDArray[np.bool_]) -> Self:
-        """Return the rows that are chosen, of a workload of rows."""
-        return type(self)(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+    def take(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Self:
+        """Return the rows that are chosen; one model is the same for every row."""
+        rows = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{name: of[chosen] if isinstance(of, np.ndarray) else of for name, of in rows.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
