@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from tests.estimate.memory_cases import workload
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimate.calibration import MemoryCoefficients
-from zenith_tune.estimate.memory import estimate_memory
+from zenith_tune.estimate.memory import estimate_memory, fullest_stage
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 
@@ -35,3 +37,13 @@ def test_no_rank_of_a_deep_pipeline_needs_more_than_the_one_that_is_reported(mod
         needed = estimate_memory(at, layouts, spec, c, stage).allocated_bytes
         worst = (needed / fullest).argmax()
         assert needed[worst] <= fullest[worst] * (1 + 1e-9), (rank, layouts.take(np.array([worst])))
+
+
+def test_many_sets_of_coefficients_have_a_row_each() -> None:
+    spec, c = load_framework("megatron"), MemoryCoefficients()
+    at, layouts = workload(load_model("llama3-405b"), "megatron", 4096), deep_pipelines(126)
+    scales: Any = np.array([[0.2], [1.0], [5.0]])
+    found = fullest_stage(at, layouts, spec, replace(c, activations=scales))
+    alone = [fullest_stage(at, layouts, spec, replace(c, activations=float(scale))) for scale in scales[:, 0]]
+    assert (found == np.stack(alone)).all()
+    assert (found[0] != found[2]).any()

@@ -77,15 +77,15 @@ def estimate_memory(
 
 
 def fullest_stage(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
-    """Return the pipeline rank that needs the most of those that may."""
-    best = np.zeros(len(layouts))
-    peak = _peak(w, layouts, f, c, best)
+    """Return the pipeline rank that needs the most of those that may: a row for each set of coefficients."""
+    peak = _peak(w, layouts, f, c, np.zeros(len(layouts)))
+    best = np.zeros_like(peak)
     for rank in _likely_ranks(w, layouts, f):
         rows = np.flatnonzero(rank)
         if len(rows):
             other = _peak(w.take(rows), layouts.take(rows), f, c, rank[rows])
-            best[rows] = np.where(other > peak[rows], rank[rows], best[rows])
-            peak[rows] = np.maximum(peak[rows], other)
+            best[..., rows] = np.where(other > peak[..., rows], rank[rows], best[..., rows])
+            peak[..., rows] = np.maximum(peak[..., rows], other)
     return best
 
 
