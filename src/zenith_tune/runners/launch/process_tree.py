@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from zenith_tune.units import is_digits
+
 MARK = "ZENITHTUNE_TRIAL_FOLDER"
 """The environment variable that every process of a trial inherits, also one that called setsid."""
 
@@ -169,8 +171,7 @@ def _with_descendants(found: set[int], table: dict[int, list[str]]) -> set[int]:
 
 
 def _all_pids() -> list[int]:
-    # Plain names are quicker than paths, and no name in /proc has digits that are not ASCII.
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    return [int(name) for name in os.listdir("/proc") if is_digits(name)]  # noqa: PTH208 - plain names are quicker
 
 
 def _read_stat(pid: int) -> list[str]:
