@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.probe.rank_script import is_alive
 from tests.runners.fake_nvidia_smi import put_on_path
 from tests.started_processes import start_forked
 from tests.study_tools import Witness, tune
@@ -133,7 +134,7 @@ def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum:
     assert process.returncode == 128 + signum, output
     started = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert len(started) == 3
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in started)  # noqa: PTH110 - /proc
+    assert not any(is_alive(pid) for pid in started)
     stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     assert stored["trials"] == []
 
