@@ -69,7 +69,8 @@ def tune(zenithtune: Tune, folder: Path, script: str) -> tuple[str, dict[str, An
     config.write_text("distributed_type: 'NO'\nmixed_precision: 'no'\nnum_machines: 1\nnum_processes: 1\n")
     command = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(config), str(own)]
     env = {**ENGINE_ENV, "ACCELERATE_USE_CPU": "true", "PATH": f"{folder}:{os.environ['PATH']}"}
-    options = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1")
+    options = ["--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1"]
+    options += ["--train-hours", "10000"]  # a trial pays then, however slow the machine
     done = zenithtune("optimize", *options, "--", *command, "--batch_size", "4", env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout, json.loads((folder / "out" / "s" / "study.json").read_text())
