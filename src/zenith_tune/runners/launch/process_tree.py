@@ -91,10 +91,10 @@ class ProcessTree:
         _end(self.members, grace_s, hurry)
 
     def _belongs(self, pid: int, fields: list[str]) -> bool:
-        began_ticks = int(fields[21])
-        if began_ticks < self._since_ticks:
+        began = int(fields[21])
+        if began < self._since_ticks:
             return False
-        if self._leader in (pid, int(fields[4]), int(fields[5])) and began_ticks <= self._until_ticks:
+        if self._leader in (pid, int(fields[4]), int(fields[5])) and began <= self._until_ticks:
             return True
         return _has_mark(pid, self._mark)
 
