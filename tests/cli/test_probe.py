@@ -17,9 +17,9 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.probe.full_disk import full_disk, write_full_disk
-from tests.probe.rank_script import SHAPE, is_alive, marked_processes, started, training, write_script
+from tests.probe.rank_script import SHAPE, started, training, write_script
 from tests.start_cost import assert_answers_quickly
-from tests.started_processes import start_forked
+from tests.started_processes import is_alive, marked_processes, start_forked
 from zenith_tune.calibrate.probed_runs import FILE_NAME
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

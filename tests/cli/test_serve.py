@@ -17,8 +17,8 @@ import pytest
 
 from tests.conftest import FAKE_TRAINER
 from tests.report.studies import TRIALS, recorded
-from tests.serve.served import Client, wait_until
-from tests.started_processes import start_forked
+from tests.serve.served import Client
+from tests.started_processes import start_forked, wait_until
 from tests.warm_process import WarmCommand, run_command
 from zenith_tune.serve.access import Access
 

@@ -8,6 +8,7 @@ import pytest
 from tests.describe.fake_smi import install, install_machine
 from tests.describe.smi_samples import listed, matrix, uniform
 from tests.mentions import mentions
+from tests.started_processes import is_alive, wait_until
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.machine import local_cluster
 from zenith_tune.errors import UsageError
@@ -77,15 +78,4 @@ def test_an_nvidia_smi_that_hangs_is_killed_with_its_children(smi: Path) -> None
     assert mentions(refusal(timeout_s=0.5), "nvidia-smi -L", "0.5 s")
     assert time.monotonic() - started < 300
     child = int((smi.parent / "child").read_text())
-    deadline = time.monotonic() + 500
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _runs(child)
-
-
-def _runs(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and waits for its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_until(lambda: not is_alive(child))

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.requirements import skip
+from tests.started_processes import is_alive
 
 GPUS_PER_NODE = 8
 CPUS_PER_NODE = 16
@@ -226,7 +227,7 @@ def _end(pid_file: Path, signum: signal.Signals = signal.SIGTERM) -> None:
         return
     _kill(pid, signum)
     deadline = time.monotonic() + 500
-    while _is_running(pid):
+    while is_alive(pid):
         if time.monotonic() > deadline:
             _kill(pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -236,13 +237,6 @@ def _end(pid_file: Path, signum: signal.Signals = signal.SIGTERM) -> None:
 def _kill(pid: int, signum: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signum)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _has_variable(process: Path, variable: str) -> bool:

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.engines.conftest import ENGINE_ENV
-from tests.engines.marked_processes import marked
 from tests.engines.ssh_hosts import SshHosts, ssh_hosts
 from tests.mentions import mentions
 from tests.requirements import need_module, skip
-from tests.started_processes import start_process
+from tests.started_processes import marked_processes, start_process
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from tests.warm_process import warm_python
@@ -51,7 +50,7 @@ def runner(hosts: SshHosts, tmp_path: Path) -> Iterator[HostfileRunner]:
     made = HostfileRunner(hostfile=hosts.hostfile(tmp_path / "hosts"), ssh=str(hosts.ssh), grace_s=0.5)
     yield made
     for path in tmp_path.iterdir():
-        if marked(path):  # a test that failed left it
+        if marked_processes(path):  # a test that failed left it
             made.recover(path)
     made.close()
 
@@ -82,12 +81,12 @@ def test_a_connection_that_breaks_under_a_trial_is_a_lost_host(runner: HostfileR
     job = runner.submit("echo $NODE_RANK; exec sleep 1236", folder(tmp_path, "trial"), Resources(nodes=2))
     while not is_running("sleep 1236") or len(job.log_path.read_text().splitlines()) < 2:
         time.sleep(0.05)
-    [server] = {parent(parent(pid)) for pid in marked(tmp_path / "trial") if meets(pid, "127.0.0.3")}
+    [server] = {parent(parent(pid)) for pid in marked_processes(tmp_path / "trial") if meets(pid, "127.0.0.3")}
     os.kill(server, signal.SIGKILL)
     result = job.wait(500)
     assert result is not None and (result.end, result.place) == (End.LOST, "127.0.0.3")
     assert "127.0.0.3" in result.reason
-    assert marked(tmp_path / "trial") == []
+    assert marked_processes(tmp_path / "trial") == []
 
 
 def parent(pid: int) -> int:
@@ -160,7 +159,7 @@ def test_trials_on_disjoint_hosts_run_at_once_and_a_third_waits(runner: Hostfile
     first.cancel()
     assert result is not None and (result.exit_code, result.place) == (0, "127.0.0.4,127.0.0.5")
     assert sorted(third.log_path.read_text().splitlines()) == ["0", "[127.0.0.5] 1"]
-    assert not marked(tmp_path / "1") and not marked(tmp_path / "2")
+    assert not marked_processes(tmp_path / "1") and not marked_processes(tmp_path / "2")
 
 
 def test_a_job_that_waits_for_hosts_is_interrupted(runner: HostfileRunner, tmp_path: Path) -> None:
@@ -236,12 +235,12 @@ def test_nothing_stays_on_a_host_not_even_what_sheds_its_mark(hosts: SshHosts, t
         shell.argv(["env", f"{MARK}={path}", "sh", "-c", started]), stdout=subprocess.PIPE, env=environment
     )
     assert process.stdout is not None and process.stdout.readline() == b"up\n"
-    assert len(marked(path)) >= 2 and is_running("sleep 1234")
+    assert len(marked_processes(path)) >= 2 and is_running("sleep 1234")
     begin = time.monotonic()
     shell.end_marked(str(path), grace_s=0.5)
     assert process.wait(500) == 255 and time.monotonic() - begin > 0.5
     process.stdout.close()
-    assert marked(path) == [] and not is_running("sleep 1234") and not is_running("sleep 1235")
+    assert marked_processes(path) == [] and not is_running("sleep 1234") and not is_running("sleep 1235")
 
 
 def is_running(command: str) -> bool:
@@ -261,9 +260,9 @@ def test_what_a_killed_tuner_left_on_its_hosts_is_ended(
         "os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", program, hostfile, hosts.ssh, path], timeout=500)
-    assert marked(path)
+    assert marked_processes(path)
     assert runner.recover(path) is None
-    assert marked(path) == []
+    assert marked_processes(path) == []
 
 
 def test_what_no_host_can_hold_is_refused_in_one_line(runner: HostfileRunner) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.engines.postgresql_server import PASSWORD, PostgresqlServer, postgresql_programs
 from tests.requirements import need_module
-from tests.serve.served import serving_of, wait_until
+from tests.serve.served import serving_of
+from tests.started_processes import wait_until
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.reader import study_names

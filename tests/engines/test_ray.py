@@ -17,10 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.engines.marked_processes import marked
 from tests.mentions import mentions
 from tests.requirements import need_module
-from tests.started_processes import start_process
+from tests.started_processes import marked_processes, start_process
 from tests.study_tools import Witness, tune
 from tests.tuning.injected_faults import injected_fault
 from zenith_tune import Outcome
@@ -128,7 +127,7 @@ def test_trials_side_by_side_have_gpus_of_their_own_and_one_too_many_waits(ray_n
     assert len(given) == 4 and {text for _, text in given} == {"up 0,1,2,3\n", "up 4,5,6,7\n"}
     assert {result.end for result in results} == {End.CANCELLED}
     assert waiting.wait().exit_code == 0
-    assert not any(marked(tmp_path / str(number)) for number in range(4))
+    assert not any(marked_processes(tmp_path / str(number)) for number in range(4))
 
 
 @pytest.mark.slow
@@ -146,13 +145,13 @@ def test_nothing_is_left_of_a_trial_whose_tuner_was_killed(ray_nodes: TwoNodes, 
     while not log.exists() or "up" not in log.read_text():
         assert tuner.poll() is None
         time.sleep(0.1)
-    assert len(marked(tmp_path / "trial")) >= 2
+    assert len(marked_processes(tmp_path / "trial")) >= 2
     os.kill(tuner.pid, signal.SIGKILL)
     tuner.wait()
     deadline = time.monotonic() + 500
-    while marked(tmp_path / "trial") and time.monotonic() < deadline:
+    while marked_processes(tmp_path / "trial") and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert marked(tmp_path / "trial") == []
+    assert marked_processes(tmp_path / "trial") == []
     assert ray_nodes.runner.recover(tmp_path / "trial") is None
 
 
@@ -187,7 +186,7 @@ def test_a_trial_whose_worker_is_killed_runs_once_more_where_no_other_node_is_fr
     assert once.extra["place"] == node, "the node itself is well"
     assert twice.failure == FailureKind.LOST
     assert all(mentions(text, "worker", node) for text in (once.extra["lost"], twice.extra["lost"], twice.cause))
-    assert not any(trial.folder is None or marked(trial.folder) for trial in witness.trials)
+    assert not any(trial.folder is None or marked_processes(trial.folder) for trial in witness.trials)
 
 
 @pytest.mark.slow
@@ -266,7 +265,7 @@ def test_a_killed_node_is_named_and_its_gang_ended(
     lost = ray_nodes.second.node_id[:6]
     assert result is not None and (result.end, result.exit_code) == (End.LOST, None)
     assert result.place.endswith(f"#{lost}") and mentions(result.reason, result.place)
-    assert marked(tmp_path / "trial") == []
+    assert marked_processes(tmp_path / "trial") == []
     again = ray_nodes.run(tmp_path / "again", "true", Resources(avoid=(result.place,))).wait()
     assert (again.end, again.exit_code) == (End.EXITED, 0) and lost not in again.place
     only = ray_nodes.run(tmp_path / "only", "true", Resources(avoid=(again.place,))).wait()

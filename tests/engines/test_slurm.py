@@ -9,16 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engines.marked_processes import marked
 from tests.engines.slurm_cluster import SlurmCluster
 from tests.mentions import mentions
-from tests.started_processes import start_process
+from tests.started_processes import marked_processes, start_process, wait_until
 from tests.study_tools import Witness
 from tests.toy_plugin import install
 from tests.toy_preset import ToyPreset
@@ -30,13 +27,6 @@ from zenith_tune.study.resources import Resources
 from zenith_tune.testing import RunnerContract
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 500.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
 
 
 def active(cluster: SlurmCluster) -> list[list[str]]:
@@ -202,7 +192,7 @@ def test_a_daemon_does_not_outlive_the_trial_that_started_it(nodes: int, tmp_pat
     runner = SlurmRunner(nodes=nodes, grace_s=0.5)
     result = runner.submit(command, tmp_path, Resources()).wait()
     assert (result.end, result.exit_code) == (End.EXITED, 3)
-    assert marked(tmp_path) == []
+    assert marked_processes(tmp_path) == []
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -217,7 +207,7 @@ def test_a_daemon_does_not_outlive_a_trial_that_is_cancelled_or_killed(
         cluster.run("scancel", *signal_options, json.loads((tmp_path / "job.json").read_text())["job"])
     else:
         job.cancel()
-    wait_until(lambda: not marked(tmp_path))
+    wait_until(lambda: not marked_processes(tmp_path))
     assert not (tmp_path / "exit_code").exists()
 
 

@@ -28,10 +28,8 @@ from layoutbench.tuners import BUILT_IN
 from layoutbench.tuners.plain import Listed
 from tests.conftest import ROOT
 from tests.layoutbench.standin import BEST, content
-from tests.probe.rank_script import is_alive
 from tests.requirements import need_module
-from tests.serve.served import wait_until
-from tests.started_processes import start_process
+from tests.started_processes import is_alive, start_process, wait_until
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

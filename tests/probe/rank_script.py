@@ -68,24 +68,3 @@ def started(folder: Path) -> list[tuple[int, int, int]]:
     path = folder / "ranks.txt"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(int(rank), int(world), int(pid)) for rank, world, pid in (line.split() for line in lines)]
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process still runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def marked_processes(folder: Path) -> list[int]:
-    """Return the living processes of any rank whose files are below a folder."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            is_marked = f"ZENITHTUNE_TRIAL_FOLDER={folder}".encode() in (place / "environ").read_bytes()
-        except OSError:
-            continue
-        if is_marked and is_alive(int(place.name)):
-            found.append(int(place.name))
-    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.probe.rank_script import marked_processes
+from tests.started_processes import marked_processes
 from zenith_tune.probe.probe_file import end_leftovers, probe_lock
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.study.files import TrialFolder

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.probe.rank_script import is_alive, marked_processes, started, training, write_script
+from tests.probe.rank_script import started, training, write_script
+from tests.started_processes import is_alive, marked_processes
 from zenith_tune.cli.probe import NUM_STEPS
 from zenith_tune.planner.planner import Planner
 from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides

@@ -6,10 +6,9 @@ import gzip
 import json
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
@@ -132,10 +131,3 @@ def serving_of(studies: StudyIndex, token: str | None = None, port: int = 0, loo
         server.shutdown()
         server.close()
         thread.join(500)
-
-
-def wait_until(is_so: Callable[[], bool], limit_s: float = 500.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)

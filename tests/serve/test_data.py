@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.studies import BEST, TRIALS, Recorded, header, ok, recorded
-from tests.serve.served import served, wait_until
+from tests.serve.served import served
+from tests.started_processes import wait_until
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.folder import StudyLock

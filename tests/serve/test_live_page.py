@@ -12,7 +12,8 @@ import pytest
 from tests.report.browser.browsers import Browser
 from tests.report.hostile import write_hostile
 from tests.report.studies import TRIALS, Recorded, header, multiplied, recorded
-from tests.serve.served import Client, served, wait_until
+from tests.serve.served import Client, served
+from tests.started_processes import wait_until
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.folder import StudyLock
 from zenith_tune.record.search import StudySearch

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.studies import TRIALS, Recorded, header, recorded
-from tests.serve.served import Client, served, wait_until
+from tests.serve.served import Client, served
+from tests.started_processes import wait_until
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.record.control import StudyControl

@@ -14,9 +14,10 @@ import pytest
 from tests.cli.test_cli import Run
 from tests.conftest import FAKE_TRAINER
 from tests.evaluators.iteration_logs import log_of
+from tests.started_processes import marked_processes, wait_until
 from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
-from tests.tuning.test_interruption import marked_processes, start, wait_for
+from tests.tuning.test_interruption import start
 from zenith_tune.evaluators.regex import RegexEvaluator
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
@@ -210,7 +211,7 @@ def test_ctrl_c_ends_a_trial_that_is_being_watched(tmp_path: Path) -> None:
     command = f"sh -c '{sys.executable} {tmp_path}/talk.py {tmp_path}/lines on 0.01 {{x}} || touch {tmp_path}/left'"
     tuner = start(tmp_path, command, "--evaluator", "megatron", n=2)
     # Past the first look, which comes after a second.
-    wait_for(lambda: any("120/" in log.read_text() for log in tmp_path.glob("zenithtune-out/s/trials/*/log.txt")))
+    wait_until(lambda: any("120/" in log.read_text() for log in tmp_path.glob("zenithtune-out/s/trials/*/log.txt")))
     tuner.send_signal(signal.SIGINT)
     stdout, stderr = tuner.communicate(timeout=500)
     assert tuner.returncode == 130, stderr

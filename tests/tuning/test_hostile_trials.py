@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from tests import toy_plugin
-from tests.started_processes import start_process
+from tests.started_processes import marked_processes, start_process, wait_until
 from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
-from tests.tuning.test_interruption import marked_processes, start, start_interpreter, wait_for
+from tests.tuning.test_interruption import start, start_interpreter
 from zenith_tune import Outcome, PresetTuner, TuningEvaluator
 from zenith_tune.errors import StudyError, TrialExhausted, UsageError
 from zenith_tune.runners.local.runner import LocalRunner
@@ -124,7 +124,7 @@ def test_a_process_that_shed_its_mark_and_its_session_is_ended_too(tmp_path: Pat
 
 def test_sigquit_is_an_orderly_stop(tmp_path: Path) -> None:
     tuner = start_interpreter(tmp_path, f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'")
-    wait_for((tmp_path / "on").exists)
+    wait_until((tmp_path / "on").exists)
     tuner.send_signal(signal.SIGQUIT)
     tuner.communicate(timeout=500)
     assert tuner.returncode == 131
@@ -135,7 +135,7 @@ def test_sigquit_is_an_orderly_stop(tmp_path: Path) -> None:
 def test_a_pattern_that_never_ends_is_stopped_by_the_second_signal(tmp_path: Path) -> None:
     command = f"sh -c 'touch {tmp_path}/on; echo {'a' * 60}!; echo {{x}}'"
     tuner = start(tmp_path, command, "--objective", r"(?:a|aa)+b|v: (\d)")
-    wait_for((tmp_path / "on").exists)
+    wait_until((tmp_path / "on").exists)
     time.sleep(1.5)
     assert tuner.poll() is None, "the pattern ended: the test shows nothing"
     tuner.send_signal(signal.SIGINT)
@@ -150,7 +150,7 @@ def test_a_strategy_that_meets_nothing_but_pruned_points_can_be_stopped(tmp_path
     arguments = ["--preset", "megatron", "--strategy", "grid", "--args", "n_gpus=1536,gbs=1", "--no-baseline"]
     command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *arguments, "--", sys.executable, "train.py"]
     tuner = start_process(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait_for(lambda: bool(list(tmp_path.glob("zenithtune-out/studies.db"))))
+    wait_until(lambda: bool(list(tmp_path.glob("zenithtune-out/studies.db"))))
     time.sleep(2)
     tuner.send_signal(signal.SIGTERM)
     tuner.communicate(timeout=500)
@@ -212,7 +212,7 @@ def test_odd_files_of_a_killed_tuners_trial_do_not_block_resuming(tmp_path: Path
     toy_plugin.install(tmp_path / "plugins")
     command = f"sh -c 'touch {tmp_path}/on; [ -e {tmp_path}/go ] || sleep 1000; echo value: {{x}}'"
     tuner = start(tmp_path, command, n=1)
-    wait_for((tmp_path / "on").exists)
+    wait_until((tmp_path / "on").exists)
     tuner.kill()
     tuner.communicate()
     (tmp_path / "zenithtune-out/s/trials/0000" / file).write_text(text)

@@ -18,7 +18,7 @@ import pytest
 
 from tests import toy_plugin
 from tests.requirements import need_root
-from tests.started_processes import start_forked, start_process
+from tests.started_processes import marked_processes, start_forked, start_process, wait_until
 from tests.warm_process import WarmCommand
 from zenith_tune.record.source import find_study
 
@@ -53,33 +53,13 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**os.environ, **(env or {"PYTHONPATH": os.pathsep.join([str(plugins), str(Path(__file__).parents[2])])})}
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 500.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-
-
-def marked_processes(folder: Path) -> list[int]:
-    """Return the processes of any trial below `folder`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            alive = path.joinpath("stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-            if alive and f"ZENITHTUNE_TRIAL_FOLDER={folder}".encode() in path.joinpath("environ").read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     tmp_path: Path, signum: int, code: int
 ) -> None:
     command = f"sh -c 'echo value: {{x}}; [ {{x}} -lt 3 ] || {{ touch {tmp_path}/third; sleep 1000; }}'"
     tuner = start(tmp_path, command)
-    wait_for((tmp_path / "third").exists)
+    wait_until((tmp_path / "third").exists)
     tuner.send_signal(signum)
     stdout, stderr = tuner.communicate(timeout=500)
     assert tuner.returncode == code, stderr
@@ -109,7 +89,7 @@ def test_a_study_whose_reader_is_gone_ends_and_says_why(tmp_path: Path) -> None:
 def test_an_interrupted_trial_runs_again_when_the_study_is_resumed(tmp_path: Path) -> None:
     command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; [ -e {tmp_path}/go ] || sleep 1000; echo value: {{x}}'"
     tuner = start(tmp_path, command, n=2)
-    wait_for((tmp_path / "runs").exists)
+    wait_until((tmp_path / "runs").exists)
     tuner.send_signal(signal.SIGINT)
     tuner.communicate(timeout=500)
     (tmp_path / "go").touch()
@@ -124,7 +104,7 @@ def test_a_second_tuner_on_the_same_study_is_refused_with_the_others_pid(tmp_pat
     command = f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'"
     first = start(tmp_path, command)
     try:
-        wait_for((tmp_path / "on").exists)
+        wait_until((tmp_path / "on").exists)
         second = start(tmp_path, command, "--resume")
         _, stderr = second.communicate(timeout=500)
         assert second.returncode == 2
@@ -201,7 +181,7 @@ def test_fifty_kills_lose_no_finished_trial_and_run_none_twice(tmp_path: Path) -
 def test_an_orphan_that_still_runs_is_ended_and_run_again(tmp_path: Path) -> None:
     command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; [ -e {tmp_path}/go ] || sleep 1000; echo value: {{x}}'"
     tuner = start(tmp_path, command, n=1)
-    wait_for((tmp_path / "runs").exists)
+    wait_until((tmp_path / "runs").exists)
     tuner.kill()
     tuner.communicate()
     orphans = marked_processes(tmp_path)
@@ -219,11 +199,11 @@ def test_an_orphan_that_finished_by_itself_is_kept(tmp_path: Path) -> None:
     wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
     command = f"sh -c 'echo {{x}} >> {tmp_path}/runs; {wait}; echo value: {{x}}'"
     tuner = start(tmp_path, command, n=1)
-    wait_for((tmp_path / "runs").exists)
+    wait_until((tmp_path / "runs").exists)
     tuner.kill()
     tuner.communicate()
     (tmp_path / "go").touch()
-    wait_for(lambda: not marked_processes(tmp_path))
+    wait_until(lambda: not marked_processes(tmp_path))
     tuner = start(tmp_path, command, "--resume", n=1)
     stdout, _ = tuner.communicate(timeout=500)
     assert "had finished: kept" in stdout

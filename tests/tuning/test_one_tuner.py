@@ -16,9 +16,8 @@ from typing import IO
 import pytest
 
 from tests.conftest import ROOT
-from tests.started_processes import start_process
+from tests.started_processes import start_process, wait_until
 from tests.study_tools import tune
-from tests.tuning.test_interruption import wait_for
 from zenith_tune.errors import StudyError
 
 HOLD = """
@@ -48,7 +47,7 @@ def running_tuner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     with holder:
         try:
-            wait_for((tmp_path / "out/s/trials/0000/process").exists)
+            wait_until((tmp_path / "out/s/trials/0000/process").exists)
             yield holder
         finally:
             holder.kill()
@@ -66,7 +65,7 @@ def test_a_removed_lock_file_lets_no_second_tuner_in(tmp_path: Path) -> None:
         with pytest.raises(StudyError, match=f"process {holder.pid}"):
             resume(tmp_path)
         (tmp_path / "go").touch()
-        wait_for((tmp_path / "ended").exists)
+        wait_until((tmp_path / "ended").exists)
         assert holder.poll() is None
         assert resume(tmp_path) == 3.0
 
@@ -92,5 +91,5 @@ def test_a_file_system_without_locks_serves_all_the_same(
         with pytest.raises(StudyError, match=f"process {holder.pid}"):
             resume(tmp_path)
         (tmp_path / "go").touch()
-        wait_for((tmp_path / "ended").exists)
+        wait_until((tmp_path / "ended").exists)
     assert resume(tmp_path) == 3.0

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.probe.rank_script import is_alive
 from tests.runners.fake_nvidia_smi import put_on_path
-from tests.started_processes import start_forked
+from tests.started_processes import start_forked, wait_until
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import PresetTuner, RegexEvaluator
@@ -123,9 +122,7 @@ def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum:
     command += ["--", "sh", "-c", f"touch {tmp_path}/$$; sleep 60; echo {{tp}} {{mbs}} {{recompute}} {{gbs}}"]
     process = start_forked(command, tmp_path, os.environ)
     try:
-        deadline = time.monotonic() + 500
-        while len([path for path in tmp_path.iterdir() if path.name.isdigit()]) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 3)
         process.send_signal(signum)
         output, _ = process.communicate(timeout=500)
     finally:
@@ -134,7 +131,7 @@ def test_a_signal_ends_all_trials_and_keeps_the_finished(tmp_path: Path, signum:
     assert process.returncode == 128 + signum, output
     started = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert len(started) == 3
-    assert not any(is_alive(pid) for pid in started)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started), "a trial is not ended, or not reaped"
     stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     assert stored["trials"] == []
 

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+from tests.started_processes import wait_until
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.evaluators.failures.failures import FailureKind
@@ -15,20 +16,13 @@ from zenith_tune.study.trial import Outcome
 SLOW = "sh -c 'touch {trial_folder}/begun; sleep {x}; echo value: {x}'"
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 500
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.02)
-
-
 def test_a_trial_is_ended_by_hand_and_the_study_continues(tmp_path: Path) -> None:
     witness = Witness()
     tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), listener=witness, baseline=False)
     thread = threading.Thread(target=tuner.optimize)
     thread.start()
     folder = tmp_path / "out" / "s"
-    wait_for(folder / "trials" / "0000" / "begun")
+    wait_until((folder / "trials" / "0000" / "begun").exists)
     StudyControl(folder / "control.json").cancel(0)
     thread.join(500)
     assert not thread.is_alive()
@@ -45,7 +39,7 @@ def test_a_trial_ended_by_hand_runs_again_when_the_study_is_resumed(tmp_path: Pa
     tuner = tune(tmp_path, SLOW, ToyPreset([60, 0.1]), listener=again, baseline=False, resume=True)
     thread = threading.Thread(target=tuner.optimize)
     thread.start()
-    wait_for(tmp_path / "out" / "s" / "trials" / "0002" / "begun")
+    wait_until((tmp_path / "out" / "s" / "trials" / "0002" / "begun").exists)
     StudyControl(tmp_path / "out" / "s" / "control.json").cancel(2)
     thread.join(500)
     assert [trial.params["x"] for trial in again.trials] == [60]
@@ -58,7 +52,7 @@ def test_a_paused_study_starts_nothing_until_it_is_continued(tmp_path: Path) -> 
     thread.start()
     folder = tmp_path / "out" / "s"
     control = StudyControl(folder / "control.json")
-    wait_for(folder / "trials" / "0000" / "begun")
+    wait_until((folder / "trials" / "0000" / "begun").exists)
     control.pause()
     deadline = time.monotonic() + 500
     while not witness.trials and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.runners.fake_nvidia_smi import put_on_path
-from tests.runners.local.test_runner import wait_until
+from tests.started_processes import wait_until
 from zenith_tune.runners.local import gpu_usage
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION, GpuWatch, usage_of
 from zenith_tune.runners.local.runner import LocalRunner

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import skip
+from tests.started_processes import is_alive, wait_until
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import End
+from zenith_tune.runners.launch.process_tree import ProcessTree
+from zenith_tune.runners.local import runner as local
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
@@ -23,22 +26,6 @@ from zenith_tune.testing import RunnerContract
 class TestLocalRunner(RunnerContract):
     def make(self) -> LocalRunner:
         return LocalRunner(grace_s=0.5)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: object, timeout_s: float = 500.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if callable(condition) and condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 STUBBORN = """
@@ -118,10 +105,31 @@ def test_a_timeout_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_
     job = runner.submit(command, folder, Resources(), timeout_s=500)
     wait_until(pids.exists)
     found = read_pids(pids)
-    assert all(is_running(pid) for pid in found) and job.began is not None
+    assert all(is_alive(pid) for pid in found) and job.began is not None
     job.began -= 500  # as if it had run for so long
     assert job.wait().end is End.TIMED_OUT
-    assert [pid for pid in found if is_running(pid)] == []
+    assert [pid for pid in found if is_alive(pid)] == []
+
+
+def test_where_trials_end_at_once_the_last_ends_what_no_trial_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, both = [], threading.Barrier(2)
+    monkeypatch.setattr(local, "adopt_orphans", lambda: None)
+    runner = LocalRunner(owns_process=True)
+    monkeypatch.setattr(local, "end_adopted", lambda *_: ended.append(len(runner.running)))
+    monkeypatch.setattr(ProcessTree, "end", lambda *_: both.wait(100))
+    runner.prepare(Resources(), 2)
+    jobs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        jobs.append(runner.submit("true", tmp_path / name, Resources()))
+    threads = [threading.Thread(target=job.wait) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(500)
+    assert [job.wait().exit_code for job in jobs] == [0, 0] and ended == [0]
 
 
 def test_a_stop_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_path: Path) -> None:
@@ -133,7 +141,7 @@ def test_a_stop_leaves_no_descendant_neither_deaf_nor_in_another_session(tmp_pat
     found = read_pids(pids)
     job.stop()
     assert job.wait().end is End.STOPPED
-    assert [pid for pid in found if is_running(pid)] == []
+    assert [pid for pid in found if is_alive(pid)] == []
 
 
 def test_what_a_finished_command_left_in_the_background_is_ended(tmp_path: Path) -> None:
@@ -143,14 +151,14 @@ def test_what_a_finished_command_left_in_the_background_is_ended(tmp_path: Path)
     assert (result.end, result.exit_code) == (End.EXITED, 0)
     pids = [int(line) for line in left.read_text().split()]
     assert len(pids) == 2
-    assert [pid for pid in pids if is_running(pid)] == []
+    assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def test_a_process_that_is_not_the_trials_is_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
         LocalRunner(grace_s=0.2).submit("sleep 1000", tmp_path, Resources(), timeout_s=0.2).wait()
-        assert is_running(stranger.pid)
+        assert is_alive(stranger.pid)
     finally:
         stranger.kill()
         stranger.wait()
@@ -173,9 +181,9 @@ def test_an_orphan_of_a_killed_tuner_is_recognised_and_ended(tmp_path: Path) -> 
     tuner.send_signal(signal.SIGKILL)
     tuner.wait()
     found = read_pids(pids)
-    assert all(is_running(pid) for pid in found)
+    assert all(is_alive(pid) for pid in found)
     assert LocalRunner(grace_s=0.3).recover(folder) is None
-    assert [pid for pid in found if is_running(pid)] == []
+    assert [pid for pid in found if is_alive(pid)] == []
 
 
 def test_what_a_finished_orphan_left_in_its_session_is_ended(tmp_path: Path) -> None:
@@ -192,10 +200,10 @@ def test_what_a_finished_orphan_left_in_its_session_is_ended(tmp_path: Path) -> 
     wait_until(lambda: TrialFolder(folder).read(TrialFolder(folder).exit_code) != "")
     left = int((tmp_path / "pid").read_text())
     try:
-        assert is_running(left)
+        assert is_alive(left)
         result = LocalRunner(grace_s=0.3).recover(folder)
         assert result is not None and result.exit_code == 0
-        assert not is_running(left)
+        assert not is_alive(left)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(left, signal.SIGKILL)
@@ -210,7 +218,7 @@ def test_another_process_with_the_orphans_pid_is_not_touched(tmp_path: Path) -> 
         rest[19] = "1"  # another start time: the pid was given anew
         (tmp_path / "process").write_text(f"{boot}{fields[0]}) {' '.join(rest)}\n")
         assert LocalRunner(grace_s=0.2).recover(tmp_path) is None
-        assert is_running(stranger.pid)
+        assert is_alive(stranger.pid)
     finally:
         stranger.kill()
         stranger.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.marked_processes import marked
+from tests.started_processes import marked_processes
 from zenith_tune.runners.launch.process_tree import MARK
 from zenith_tune.runners.slurm.script import Launch, SlurmScript
 
@@ -48,7 +48,7 @@ def test_what_a_command_leaves_behind_ends_with_its_script_and_what_others_run_d
     script = SlurmScript(command=left, folder=tmp_path / "trial", cwd=tmp_path, launch=Launch.ONCE, grace_s=0.3).text()
     with subprocess.Popen(["sleep", "312"], env={MARK: str(tmp_path / "trial-2")}) as other:
         done = subprocess.run(["bash"], input=script, text=True, capture_output=True, env=script_environment(tmp_path))
-        assert (done.returncode, marked(tmp_path / "trial")) == (4, [])
+        assert (done.returncode, marked_processes(tmp_path / "trial")) == (4, [])
         assert other.poll() is None
         other.kill()
     assert (tmp_path / "trial/exit_code").read_text().splitlines()[:2] == ["job 7", "code 4"]
@@ -63,7 +63,7 @@ def test_a_script_that_is_asked_to_end_ends_its_command_and_notes_no_exit_code(t
         assert job.stdout is not None and job.stdout.readline() == "up\n"
         job.terminate()
         assert job.wait(500) == 128 + signal.SIGTERM
-    assert marked(tmp_path) == [] and not (tmp_path / "exit_code").exists()
+    assert marked_processes(tmp_path) == [] and not (tmp_path / "exit_code").exists()
 
 
 def test_a_command_in_a_script_can_be_interrupted_as_anywhere_else(tmp_path: Path) -> None:

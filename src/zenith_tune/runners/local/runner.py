@@ -62,6 +62,8 @@ class LocalRunner(Runner):
             adopt_orphans()
         self.starting_or_ending = threading.Lock()
         """Held while a process starts and while stragglers are ended, so that no new trial is taken for one."""
+        self.running: set[LocalJob] = set()
+        """The jobs whose processes are not all ended; changes while `starting_or_ending` is held."""
         self.room = LocalRoom([], 1)
         self._stop_reader, self._stop_writer = os.pipe()
         os.set_blocking(self._stop_reader, False)
@@ -142,6 +144,7 @@ class LocalJob(Job):
         self.began = time.monotonic()
         with self.runner.starting_or_ending:
             self._process = _start(command, self.files, variables or {})
+            self.runner.running.add(self)
         pid = self._process.pid
         self._tree = ProcessTree(self.files.path, pid, since_ticks=began_ticks(pid))
 
@@ -165,8 +168,9 @@ class LocalJob(Job):
         self._tree.end(self.runner.grace_s, self.runner.in_a_hurry)
         code = self._process.wait()
         with self.runner.starting_or_ending:
+            self.runner.running.discard(self)
             # What shed the trial's mark is ended once no other trial runs that it could belong to.
-            if self.runner.owns_process and self.runner.num_running <= 1:
+            if self.runner.owns_process and not self.runner.running:
                 end_adopted(self.runner.grace_s, self.runner.in_a_hurry)
         self.runner.room.give_back(self.slot)
         exit_code = code if end is End.EXITED else None

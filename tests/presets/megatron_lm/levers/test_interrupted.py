@@ -14,7 +14,7 @@ import pytest
 
 from tests.presets.megatron_lm.levers.test_study import SPLIT, UNGROUPED, Tune
 from tests.standins.test_pretrain_gpt import STANDIN, placed
-from tests.tuning.test_interruption import marked_processes, wait_for
+from tests.started_processes import marked_processes, wait_until
 from tests.warm_process import WarmCommand
 from zenith_tune.study.files import Json
 
@@ -92,7 +92,7 @@ def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
 ) -> None:
     watched(tmp_path, stop_at)
     tuner = WarmCommand(arguments(tmp_path), tmp_path, os.environ)
-    wait_for((tmp_path / "reached").exists)
+    wait_until((tmp_path / "reached").exists)
     tuner.kill()
     tuner.wait()
     (cut_off,) = (tmp_path / "runs").read_text().splitlines()[-1:]
@@ -107,7 +107,7 @@ def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
 def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum: int, code: int) -> None:
     watched(tmp_path, "--fp8-format")
     tuner = WarmCommand(arguments(tmp_path), tmp_path, os.environ)
-    wait_for((tmp_path / "reached").exists)
+    wait_until((tmp_path / "reached").exists)
     tuner.send_signal(signum)
     end = end_of(tuner)
     assert tuner.returncode == code and marked_processes(tmp_path) == []
