@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
-    has_slow = "mark.slow" in text or "seeds" in text
+    has_slow = "mark.slow" in text or "few_quick" in text
     is_slow = re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE) is not None
     return {"slow": not has_slow, "not slow": is_slow}.get(config.option.markexpr) or None
 

@@ -1,4 +1,4 @@
-"""How much is drawn at random: little in `make test`, and twice as much in CI."""
+"""How much of the same kind is tried: little in `make test`, twice as much in CI, the rest in `make test-all`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ def examples(most: int) -> int:
     return max(most * (2 if is_required("all") else 1) // 5, min(most, 20))
 
 
-def seeds(values: Iterable[int], num_quick: int) -> list[Any]:
-    """Return seeds as parameters, of which all but the first few are left to `make test-all`."""
-    return [
-        value if index < num_quick else pytest.param(value, marks=pytest.mark.slow)
-        for index, value in enumerate(values)
-    ]
+def few_quick(values: Iterable[Any], num_quick: int) -> list[Any]:
+    """Return the parameters of a test, of which all but the first few are left to `make test-all`."""
+    rows = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*row, marks=[] if index < num_quick else pytest.mark.slow) for index, row in enumerate(rows)]

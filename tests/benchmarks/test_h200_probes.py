@@ -36,12 +36,14 @@ def compared(probes: list[MeasuredRun]) -> list[Compared]:
     return compare(probes, [*read_measured(measured_data() / "h200"), *swept()])
 
 
+@pytest.mark.slow
 def test_memory_of_a_model_that_was_not_seen_is_predicted_within_three_percent(compared: list[Compared]) -> None:
     assert TARGET == 0.03 and len(compared) >= 8
     off = {f"{each.run.model_name} {each.run.layout}": each.memory_error for each in compared}
     assert max(map(abs, off.values())) < TARGET, off
 
 
+@pytest.mark.slow
 def test_work_of_a_model_that_was_not_seen_is_predicted(compared: list[Compared]) -> None:
     errors = [abs(each.time_error) for each in compared]
     # Host and GPU take as long as one another in one of them, and hosts differ by a quarter from day to day.

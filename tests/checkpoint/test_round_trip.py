@@ -9,7 +9,7 @@ import pytest
 from tests.checkpoint.reference import CORE, OLD, Model, Shape, Weights, random_shape
 from tests.checkpoint.shard_files import need_torch, read, same, write_safetensors, write_shards
 from tests.mentions import mentions
-from tests.thoroughness import seeds
+from tests.thoroughness import few_quick
 from zenith_tune.checkpoint.convert import Target, merge, reshard
 from zenith_tune.checkpoint.model_shape import ModelShape
 from zenith_tune.checkpoint.split_rules import Numbering
@@ -63,12 +63,12 @@ def is_table(name: str) -> bool:
     return name.endswith(("word_embeddings.weight", CORE["head"], OLD["tied"]))
 
 
-@pytest.mark.parametrize("seed", seeds(range(NUM_MODELS), 15))
+@pytest.mark.parametrize("seed", few_quick(range(NUM_MODELS), 15))
 def test_a_random_model_comes_back_bit_for_bit_through_safetensors(tmp_path: Path, seed: int) -> None:
     check_round_trip(tmp_path, seed, "safetensors")
 
 
-@pytest.mark.parametrize("seed", seeds(range(1000, 1000 + NUM_MODELS // 2), 6))
+@pytest.mark.parametrize("seed", few_quick(range(1000, 1000 + NUM_MODELS // 2), 6))
 def test_a_random_model_comes_back_bit_for_bit_through_bin(tmp_path: Path, seed: int) -> None:
     need_torch()
     check_round_trip(tmp_path, seed, "bin")

@@ -133,6 +133,7 @@ def test_every_framework_of_a_folder_gets_its_file(run: Run, tmp_path: Path) -> 
     assert load_calibration(tmp_path / "all" / "torchtitan-autocast.json").num_runs == 10
 
 
+@pytest.mark.slow
 def test_published_runs_are_fitted_with_the_error_that_their_kind_allows(run: Run, tmp_path: Path) -> None:
     place, output = measured_data(), str(tmp_path / "mine.json")
     done = run("calibrate", "--rows", str(place), "--framework", "llm-foundry", "--output", output, "--json")

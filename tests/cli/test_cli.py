@@ -12,6 +12,7 @@ import pytest
 from tests import toy_plugin
 from tests.conftest import FAKE_TRAINER, ROOT
 from tests.start_cost import assert_answers_quickly
+from tests.thoroughness import few_quick
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 MEGATRON = ("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16")
@@ -134,17 +135,20 @@ def test_a_usage_error_is_one_line_and_exit_code_2(zenithtune: Run, arguments: l
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--help"],
-        ["optimize", "--help"],
-        ["--version"],
-        ["optimise"],
-        ["optimize", "--preset", "megatrn", *TRAIN],
-        ["optimize", "--preset", "megatron", "--args", "n_gpus=eight,gbs=16", *TRAIN],
-        [*MEGATRON, "--", "no-such-program-anywhere"],
-        [*MEGATRON, "--strategy", "optuna", "--strategy-args", "foo=1", *TRAIN],
-        [*MEGATRON, "--strategy", "optuna", "--strategy-args", "sampler=bogus", *TRAIN],
-    ],
+    few_quick(
+        [
+            ["--help"],
+            ["optimize", "--help"],
+            ["--version"],
+            ["optimise"],
+            ["optimize", "--preset", "megatrn", *TRAIN],
+            ["optimize", "--preset", "megatron", "--args", "n_gpus=eight,gbs=16", *TRAIN],
+            [*MEGATRON, "--", "no-such-program-anywhere"],
+            [*MEGATRON, "--strategy", "optuna", "--strategy-args", "foo=1", *TRAIN],
+            [*MEGATRON, "--strategy", "optuna", "--strategy-args", "sampler=bogus", *TRAIN],
+        ],
+        6,
+    ),
 )
 def test_help_and_usage_errors_answer_quickly(arguments: list[str]) -> None:
     argv = [sys.executable, "-m", "zenith_tune.cli.main", *arguments]

@@ -80,6 +80,7 @@ def lever_sets(levers: list[Lever], chance: random.Random) -> Iterator[list[Leve
     yield chosen
 
 
+@pytest.mark.slow
 def test_deepspeeds_own_parser_takes_every_configuration_with_levers(tmp_path: Path) -> None:
     chance, lines = random.Random(19), []
     tried: set[str] = set()

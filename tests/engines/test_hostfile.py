@@ -77,6 +77,7 @@ def folder(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_under_a_trial_is_a_lost_host(runner: HostfileRunner, tmp_path: Path) -> None:
     job = runner.submit("echo $NODE_RANK; exec sleep 1236", folder(tmp_path, "trial"), Resources(nodes=2))
     while not is_running("sleep 1236") or len(job.log_path.read_text().splitlines()) < 2:
@@ -143,6 +144,7 @@ def test_deepspeed_is_started_once_and_goes_to_the_trials_hosts(
     ]
 
 
+@pytest.mark.slow
 def test_trials_on_disjoint_hosts_run_at_once_and_a_third_waits(runner: HostfileRunner, tmp_path: Path) -> None:
     states: list[str] = []
     command = "sh -c 'echo $NODE_RANK; sleep 100'"
@@ -196,6 +198,7 @@ sleep 1000
 """
 
 
+@pytest.mark.slow
 def test_a_trial_whose_only_host_failed_runs_once_more_on_it(hosts: SshHosts, tmp_path: Path) -> None:
     script, witness, [name] = tmp_path / "train.sh", Witness(), hosts.names[:1]
     script.write_text(BREAKS_ITS_CONNECTION_ONCE)
@@ -206,6 +209,7 @@ def test_a_trial_whose_only_host_failed_runs_once_more_on_it(hosts: SshHosts, tm
     assert trial.ok and trial.extra["place"] == name and mentions(str(trial.extra["lost"]), name)
 
 
+@pytest.mark.slow
 def test_a_study_does_not_begin_without_hosts_that_answer_and_avoids_those_that_do_not(
     hosts: SshHosts, tmp_path: Path
 ) -> None:

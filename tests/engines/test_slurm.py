@@ -17,6 +17,7 @@ from tests.engines.slurm_cluster import SlurmCluster
 from tests.mentions import mentions
 from tests.started_processes import marked_processes, start_process, wait_until
 from tests.study_tools import Witness
+from tests.thoroughness import few_quick
 from tests.toy_plugin import install
 from tests.toy_preset import ToyPreset
 from zenith_tune import PresetTuner
@@ -195,7 +196,7 @@ def test_a_daemon_does_not_outlive_the_trial_that_started_it(nodes: int, tmp_pat
     assert marked_processes(tmp_path) == []
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", few_quick([1, 2], 1))
 @pytest.mark.parametrize("signal_options", [(), ("--signal=KILL", "--full")], ids=["cancelled", "killed"])
 def test_a_daemon_does_not_outlive_a_trial_that_is_cancelled_or_killed(
     nodes: int, signal_options: tuple[str, ...], cluster: SlurmCluster, tmp_path: Path

@@ -20,6 +20,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module, skip
+from tests.thoroughness import few_quick
 from tests.warm_process import warm_python
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.presets.torchtitan.command import titan_run
@@ -111,7 +112,8 @@ def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
 
 
 @pytest.mark.timeout(900)
-def test_its_parser_takes_every_kind_of_point(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_points", few_quick([4, 20], 1))
+def test_its_parser_takes_every_kind_of_point(tmp_path: Path, num_points: int) -> None:
     launch = "torchrun --nnodes 2 --nproc-per-node 8 -m torchtitan.train"
     if has_toml():
         path = tmp_path / "job.toml"
@@ -124,7 +126,7 @@ def test_its_parser_takes_every_kind_of_point(tmp_path: Path) -> None:
     _, log = parsed(preset.trial_command(command))
     preset.read_baseline(log)
     points = list(preset.points())
-    chosen: list[Params] = points[:: len(points) // 20 + 1]
+    chosen: list[Params] = points[:: len(points) // num_points + 1]
     levers = [(point, lever) for point in chosen for lever in preset.levers(command, point)][::3]
     chosen += [{**point, **dict.fromkeys(lever.needs, True), lever.name: lever.value} for point, lever in levers]
     written = [preset.apply_parameters(command, point) for point in chosen]

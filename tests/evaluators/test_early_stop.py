@@ -8,14 +8,14 @@ import pytest
 
 from tests.data_folder import measured_data
 from tests.evaluators.iteration_logs import WARM_UP_S, first_reason, log_of, noisy
-from tests.thoroughness import seeds
+from tests.thoroughness import few_quick
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop, study_drift, study_noise
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
-SEEDS = seeds(range(6), 2)
+SEEDS = few_quick(range(6), 2)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "step_time", "samples_per_s"])

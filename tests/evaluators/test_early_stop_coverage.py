@@ -14,6 +14,8 @@ from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, MIN_BEHIND, EarlyStop, study_drift, study_noise
 from zenith_tune.evaluators.steady import num_warm_up, summarise
 
+pytestmark = pytest.mark.slow
+
 NUM_TRIALS = 300
 NUM_ITERATIONS = 150
 # Of 300 trials with a share of 10%, one time in twenty more than 13% are counted.

@@ -67,7 +67,7 @@ DEEPSEEK_V3 = ModelSpec(
     moe_ffn_hidden=2048,
     num_mtp_layers=1,
 )
-MODELS = (LLAMA_70B, LLAMA_405B, MIXTRAL, GPT_OSS)
+MODELS = (LLAMA_70B, MIXTRAL, LLAMA_405B, GPT_OSS)
 
 
 def job(framework: str = "megatron", seq_len: int = 8192) -> JobSpec:

@@ -8,6 +8,7 @@ import pytest
 from tests.layouts.specs import LLAMA_405B, MODELS, job
 from tests.mentions import mentions
 from tests.presets.targets import target
+from tests.thoroughness import few_quick
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import known_frameworks
 from zenith_tune.describe.model_spec import ModelSpec
@@ -20,7 +21,7 @@ from zenith_tune.presets.formats import FORMATS, FRAMEWORKS, format_named
 from zenith_tune.tuner import PresetTuner
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", few_quick(MODELS, 2), ids=lambda model: model.name)
 @pytest.mark.parametrize(
     ("name", "framework"),
     [

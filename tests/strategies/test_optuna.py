@@ -93,6 +93,7 @@ def test_tpe_learns_to_avoid_what_fails() -> None:
     assert sum(point["kind"] == "a" for point in points[-30:]) < 5
 
 
+@pytest.mark.slow
 def test_failures_before_the_first_success_do_not_lead_tpe_astray() -> None:
     # Two points in a hundred are legal here, and illegal ones must not be taken for good as long as none is known.
     preset = MegatronPreset(n_gpus=64, gbs=256, num_layers=64, num_query_groups=8)

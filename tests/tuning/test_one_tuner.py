@@ -18,6 +18,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.started_processes import start_process, wait_until
 from tests.study_tools import tune
+from tests.thoroughness import few_quick
 from zenith_tune.errors import StudyError
 
 HOLD = """
@@ -78,7 +79,7 @@ def test_a_killed_tuner_holds_nothing(tmp_path: Path) -> None:
     assert resume(tmp_path) == 3.0
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+@pytest.mark.parametrize("code", few_quick([errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP], 1))
 def test_a_file_system_without_locks_serves_all_the_same(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

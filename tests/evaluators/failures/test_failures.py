@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.data_folder import measured_data
+from tests.thoroughness import few_quick
 from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure, refuse_hopeless
 from zenith_tune.study.files import TrialFolder
@@ -368,14 +369,17 @@ def test_the_log_of_a_run_that_went_well_is_no_failure() -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    [
-        "[[((]])) ",
-        "Error: Exception: out of memory NCCL ",
-        "Traceback (most recent call last):\n",
-        "no out of memory so far: OutOfMemoryError\n",
-        "\ufffd\x1b[31m\x00\x07 Error: Signal\r",
-        "A.b.C",
-    ],
+    few_quick(
+        [
+            "[[((]])) ",
+            "Error: Exception: out of memory NCCL ",
+            "Traceback (most recent call last):\n",
+            "no out of memory so far: OutOfMemoryError\n",
+            "\ufffd\x1b[31m\x00\x07 Error: Signal\r",
+            "A.b.C",
+        ],
+        2,
+    ),
 )
 def test_32_mib_of_hostile_text_are_judged_in_a_moment(piece: str) -> None:
     log = "Traceback (most recent call last):\n" + piece * (32 * 2**20 // len(piece))

@@ -8,6 +8,7 @@ import pytest
 
 from tests.mentions import mentions
 from tests.presets.megatron_lm.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200, read
+from tests.thoroughness import few_quick
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.axes import Axes
@@ -128,7 +129,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", few_quick(COMMANDS, 6))
 def test_points_are_exactly_those_of_the_space_that_no_rule_forbids(name: str) -> None:
     command, search = COMMANDS[name]
     found = space(command, search, mbs_max=4)

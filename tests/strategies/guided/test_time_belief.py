@@ -108,6 +108,7 @@ def test_without_calibration_coefficients_may_be_further_off() -> None:
     assert unknown.coefficient_sd.sum() > 1.5 * known.coefficient_sd.sum()
 
 
+@pytest.mark.slow
 def test_stated_uncertainty_holds_on_machines_that_differ_as_expected() -> None:
     """Check the 90% interval of the belief over worlds, after five trials each."""
     inside = []

@@ -17,6 +17,7 @@ MOST = 0.97
 """Of the jobs; a choice of a few runs may be wrong now and then."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_keys", [False, True], ids=["stage and micro-batch", "with two keys more"])
 def test_the_best_of_the_grid_is_found_in_a_quarter_of_its_runs(has_keys: bool) -> None:
     chosen = itertools.islice(surfaces(has_keys=has_keys, is_new=True), 0, None, 2)

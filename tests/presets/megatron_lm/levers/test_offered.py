@@ -238,9 +238,7 @@ def test_a_note_names_what_may_be_tried(tmp_path: Path) -> None:
     assert not noted(bare, studied.command)
 
 
-RELEASES = [
-    pytest.param(f"0.{minor}", marks=[] if minor in (9, 12, 16, 20) else pytest.mark.slow) for minor in range(9, 21)
-]
+RELEASES = [pytest.param(f"0.{minor}", marks=[] if minor in (9, 20) else pytest.mark.slow) for minor in range(9, 21)]
 OFF = (
     "--no-masked-softmax-fusion --no-bias-swiglu-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
     "--no-rope-fusion --no-gradient-accumulation-fusion"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.presets.megatron_lm.levers.test_offered import RELEASES
 from tests.presets.megatron_lm.test_verdicts import MODELS as SHAPES
 from zenith_tune.presets.levers import Lever, goes_with
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
@@ -145,15 +146,10 @@ def _go_together(levers: list[Lever]) -> bool:
     return all(lever.needs <= names for lever in levers) and all(goes_with(a, b) for a, b in pairs)
 
 
-@pytest.fixture(scope="module")
-def offered(tmp_path_factory: pytest.TempPathFactory) -> list[bool]:
-    judged = Judged(tmp_path_factory.mktemp("trees"))
-    return [judged.is_offered(row) for row in verdicts()]
-
-
-def test_the_preset_offers_exactly_what_megatron_accepts(offered: list[bool]) -> None:
-    wrong = [row for row, is_offered in zip(verdicts(), offered, strict=True) if is_offered != row.accepted]
-    assert wrong == []
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_preset_offers_exactly_what_megatron_accepts(release: str, tmp_path: Path) -> None:
+    judged = Judged(tmp_path)
+    assert [row for row in verdicts() if row.release == release and judged.is_offered(row) != row.accepted] == []
 
 
 def test_every_lever_is_judged_in_the_first_and_the_last_release_that_takes_it() -> None:
