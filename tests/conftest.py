@@ -65,8 +65,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         start_server(COMMANDS)
         if importlib.util.find_spec("torch"):
             start_server(TORCH)
-            if option.markexpr != "not slow":
-                start_server(ENGINES)
+            start_server(ENGINES)
 
 
 IMPORTED = ("torch", "accelerate", "cmaes")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.engines.slurm_cluster import SlurmCluster, need_slurm, slurm_cluster
 from tests.requirements import need_module
+from tests.thoroughness import few_quick
+from tests.warm_process import warm_python
 
 PRETRAIN_GPT = Path(__file__).parent / "megatron_core" / "pretrain_gpt.py"
 ENGINE_ENV = {
@@ -16,6 +19,12 @@ ENGINE_ENV = {
     "TORCHDYNAMO_DISABLE": "1",  # compiling would take longer than training
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }
+
+
+@pytest.fixture(params=few_quick(["forked", "started"], 1))
+def python(request: pytest.FixtureRequest) -> str:
+    """Return an interpreter: one whose forks have the frameworks imported, and in `make test-all` the plain one too."""
+    return warm_python() if request.param == "forked" else sys.executable
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,11 +169,11 @@ for _ in range(4):
 """
 
 
-def test_a_short_last_accumulation_of_an_epoch_is_no_fault(zenithtune: Tune, tmp_path: Path) -> None:
+def test_a_short_last_accumulation_of_an_epoch_is_no_fault(zenithtune: Tune, tmp_path: Path, python: str) -> None:
     own, path = tmp_path / "epochs.py", tmp_path / "own.yaml"
     own.write_text(EPOCHS)
     path.write_text(f"{TOP}distributed_type: MULTI_GPU\n")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--bs", "4"]
+    command = [python, "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--bs", "4"]
     fixed = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
     named = ("--args", "mbs_option=--bs,gas_option=--accum,gbs=16,mbs_max=4", "--n-trials", "1", "--strategy", "grid")
     env = {**ENGINE_ENV, **ON_CPU}

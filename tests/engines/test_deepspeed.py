@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,11 +62,9 @@ def optimize(
     return done, study
 
 
-def test_a_stage_is_trained_and_measured(zenithtune: Tune, tmp_path: Path) -> None:
+def test_a_stage_is_trained_and_measured(zenithtune: Tune, tmp_path: Path, python: str) -> None:
     config = {**CONFIG, "zero_optimization": {"stage": [1]}, "train_micro_batch_size_per_gpu": 2}
-    done, study = optimize(
-        zenithtune, tmp_path, config, "--no-baseline", "--n-trials", "1", num_ranks=2, python=sys.executable
-    )
+    done, study = optimize(zenithtune, tmp_path, config, "--no-baseline", "--n-trials", "1", num_ranks=2, python=python)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (trial,) = study["trials"]
     assert (trial["outcome"], trial["parameters"]["stage"], trial["unit"]) == ("ok", 1, "samples/s")

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +50,7 @@ def losses_of(command: list[str]) -> list[float]:
 def test_layouts_of_two_processes_train_as_one_process_does() -> None:
     common = f"{MODEL} --train-iters {NUM_ITERATIONS}"
     layouts = [f"1 {common}", *(f"2 {common} {options}" for options in LAYOUTS)]
-    done = run([sys.executable, "-m", "tests.engines.megatron_core.layouts_program", *layouts])
+    done = run([warm_python(), "-m", "tests.engines.megatron_core.layouts_program", *layouts])
     assert done.returncode == 0, done.stderr[-2000:]
     expected, *found = (json.loads(line) for line in done.stdout.splitlines())
     assert len(expected) == NUM_ITERATIONS

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,11 +100,13 @@ def run_by_hand(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(zenithtune: Tune, tmp_path: Path) -> None:
+def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(
+    zenithtune: Tune, tmp_path: Path, python: str
+) -> None:
     given = ("--output_dir", str(tmp_path / "own"), "--per_device_train_batch_size", "4", "--use_cpu")
     own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
     script = (ROOT / "examples" / "trainer_train.py").read_text()
-    output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8", python=sys.executable)
+    output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8", python=python)
     assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on h100x1" in output
     base, trial = study["trials"]
     assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "samples/s"
