@@ -291,7 +291,7 @@ def test_what_is_read_of_a_plugin_is_a_field_of_it_that_only_the_script_sets() -
             assert fields[each.argument].default is None, "left out, it is read from the environment"
 
 
-def test_the_hook_notes_what_a_script_gives_to_the_real_plugins(tmp_path: Path) -> None:
+def test_the_hook_notes_what_a_script_gives_to_the_real_plugins(tmp_path: Path, python: str) -> None:
     for name, text in HOOK_FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -305,7 +305,7 @@ def test_the_hook_notes_what_a_script_gives_to_the_real_plugins(tmp_path: Path) 
         "print(json.dumps(found.given))\n"
     )
     env = {**os.environ, **ENGINE_ENV, "PYTHONPATH": str(tmp_path / "hook")}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([python, "-c", program], env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     given = json.loads(done.stdout.splitlines()[-1])
     assert given["MegatronLMPlugin"] == {"tp_degree": 2, "num_micro_batches": 4}
