@@ -14,7 +14,8 @@ demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, 
 # Many tests wait for processes, so that six workers keep two cores busy; compiled modules are kept for all of them.
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and
 # `test` still has one real path of every engine that is installed.
-# Of random examples `test` draws a few, and CI, which sets ZENITHTUNE_REQUIRE=all, twice as many; `test-all` has more seeds.
+# Of random examples `test` draws a few, and CI, which sets ZENITHTUNE_REQUIRE=all, twice as many. Of a long list of cases
+# `test` has the first few, and `test-all` the others.
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONDONTWRITEBYTECODE= python -m pytest --workers 6
 
 test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores
