@@ -75,6 +75,30 @@ def test_the_note_counts_every_byte_of_all_cuts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("low_limit")
+def test_what_is_printed_last_is_kept_though_it_was_printed_during_the_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, last = tmp_path / "log.txt", [b"line %010d\n" % number for number in range(200_000, 400_000)]
+    log.write_bytes(b"".join(b"line %010d\n" % number for number in range(200_000)))
+
+    pread = os.pread
+
+    def printed_meanwhile(file: int, size: int, offset: int) -> bytes:
+        with log.open("ab") as more:
+            more.write(b"".join(last[:10_000]))
+            del last[:10_000]
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(os, "pread", printed_meanwhile)
+    LogLimit(log).keep()
+    data = log.read_bytes()
+    note = NOTE.search(data)
+    assert note is not None and not last and len(data) <= LIMIT
+    assert len(data) - len(note[0]) + int(note[1]) == 400_000 * len(b"line 0000000000\n")
+    assert data.endswith(b"\nline 0000399999\n")
+
+
+@pytest.mark.usefixtures("low_limit")
 def test_one_line_without_end_is_cut_as_well(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"x" * 3 * LIMIT + b"end")

@@ -13,6 +13,8 @@ from zenith_tune.units import MIB
 MAX_LOG_BYTES = 200 * MIB
 """Above this a log is cut to half: its first quarter, and as much of its end. Evaluators read 32 MiB of it."""
 _PIECE_BYTES = 4 * MIB
+_MAX_COPIES = 20
+"""How often the end is copied anew where the program printed more than fits meanwhile: its last lines matter most."""
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, on every file system."""
 
@@ -42,16 +44,19 @@ class LogLimit:
             self._head_bytes = _last_line_end(log, MAX_LOG_BYTES // 4)
         # The note of an earlier cut lies between head and tail, and is written anew.
         note_bytes = len(_note(0)) if self._left_out_bytes else 0
-        tail = _next_line_start(log, os.fstat(log).st_size - MAX_LOG_BYTES // 4)
-        self._left_out_bytes += tail - self._head_bytes - note_bytes
         # In place, so that the order holds while the program appends behind it, and no more room is taken.
-        end = self._head_bytes + len(_note(0))
-        while end < MAX_LOG_BYTES // 2 and (piece := os.pread(log, _PIECE_BYTES, tail)):
-            tail += len(piece)
-            end += os.pwrite(log, piece, end)
-        if unread_bytes := os.fstat(log).st_size - tail:  # it prints faster than it can be copied
-            self._left_out_bytes += unread_bytes
+        for _ in range(_MAX_COPIES):
+            first = tail = _next_line_start(log, os.fstat(log).st_size - MAX_LOG_BYTES // 4)
+            end = self._head_bytes + len(_note(0))
+            while (unread_bytes := os.fstat(log).st_size - tail) > 0 and end < MAX_LOG_BYTES // 2:
+                piece = os.pread(log, _PIECE_BYTES, tail)
+                tail += len(piece)
+                end += os.pwrite(log, piece, end)
+            if unread_bytes <= 0:
+                break
+        else:  # it prints faster than it can be copied
             end += os.pwrite(log, b"\n", end)
+        self._left_out_bytes += first - self._head_bytes - note_bytes + unread_bytes
         os.pwrite(log, _note(self._left_out_bytes), self._head_bytes)
         os.ftruncate(log, end)
 
