@@ -23,7 +23,7 @@ from zenith_tune.calibrate.memory_fit import MemoryRows
 from zenith_tune.calibrate.probed_runs import read_probes
 from zenith_tune.calibrate.time_fit import RunTable
 from zenith_tune.describe.framework_spec import load_framework
-from zenith_tune.estimate.time import stage_time
+from zenith_tune.estimates.time import stage_time
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
 from zenith_tune.units import GIB
 

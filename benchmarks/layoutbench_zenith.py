@@ -31,7 +31,7 @@ from zenith_tune.calibrate.calibration_file import save_calibration
 from zenith_tune.calibrate.measured_rows import read_rows
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
 from zenith_tune.calibrate.memory_fit import forbidden, layout_columns
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.strategies.base import PlainFunction, TuningStrategy
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy

@@ -28,7 +28,7 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimate.workload import Estimate
+from zenith_tune.estimates.workload import Estimate
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.search_space import SearchSpace

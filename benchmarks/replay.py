@@ -36,8 +36,8 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, with_default_batch
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.calibration import Calibration, MemoryCoefficients, TimeCalibration
+from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.strategies.base import StrategyRegistry
 
 OUTPUT = Path(__file__).with_name("replay.md")

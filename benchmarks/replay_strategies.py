@@ -19,7 +19,7 @@ from zenith_tune.errors import (
     StudyLimitReached,
     TrialExhausted,
 )
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy

@@ -17,7 +17,7 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.memory_risk import MemoryRisk, expected_step, slowdown
+from zenith_tune.estimates.memory_risk import MemoryRisk, expected_step, slowdown
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import RISK, Planner

@@ -26,7 +26,7 @@ from typing import Any
 
 from zenith_tune import Direction, JobSpec, load_cluster, load_framework, load_model
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.estimate.model_flops import flops_per_token
+from zenith_tune.estimates.model_flops import flops_per_token
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.strategies.base import EvalFunction, TunedJob
 from zenith_tune.strategies.zero_progressive.ds_config import DsConfig, matters

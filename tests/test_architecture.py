@@ -20,7 +20,7 @@ LAYERS: list[list[str]] = [
     ["shell"],
     ["describe"],
     ["layouts", "checkpoint"],
-    ["mimo", "estimate"],
+    ["mimo", "estimates"],
     ["calibrate"],
     ["planner"],
     ["evaluators", "strategies"],
@@ -107,7 +107,7 @@ def test_no_folder_is_crowded() -> None:
 
 
 def test_layouts_and_description_know_neither_torch_nor_optuna() -> None:
-    for folder in ("layouts", "describe", "estimate"):
+    for folder in ("layouts", "describe", "estimates"):
         for path in (SOURCE / folder).rglob("*.py"):
             text = path.read_text()
             assert "import torch" not in text and "optuna" not in text, path

@@ -105,7 +105,7 @@ def test_the_function_stays_a_function_whatever_is_imported_first() -> None:
     program = (
         "import sys, zenith_tune\n"
         "assert not {'numpy', 'optuna', 'rich'} & set(sys.modules)\n"
-        "import zenith_tune.estimate.memory, zenith_tune.planner.planner\n"
+        "import zenith_tune.estimates.memory, zenith_tune.planner.planner\n"
         "from zenith_tune import estimate\n"
         "assert callable(estimate) and callable(zenith_tune.estimate)\n"
     )

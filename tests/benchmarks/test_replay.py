@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
 from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.study.parameters import Direction, Parameter, Value

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.estimate.memory_cases import llama
+from tests.estimates.memory_cases import llama
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_fit import RunTable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.calibration import TimeCoefficients
-from zenith_tune.estimate.time import estimate_time
+from zenith_tune.estimates.calibration import TimeCoefficients
+from zenith_tune.estimates.time import estimate_time
 
 SMALL = llama(num_layers=16, hidden=2048, ffn_hidden=8192, num_heads=32, num_kv_heads=32, vocab=32000)
 MIDDLE = llama(num_layers=32, hidden=4096, ffn_hidden=14336, num_heads=32, num_kv_heads=8, vocab=128256)

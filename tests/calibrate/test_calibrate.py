@@ -14,7 +14,7 @@ from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import calibrate, calibrate_all, fit_calibration, most_measured, sources_of
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration
+from zenith_tune.estimates.calibration import Calibration, MemoryCoefficients, TimeCalibration
 
 ABOUT: dict[str, Any] = {"framework": "megatron", "origin": "made up", "date": "2026-11-15"}
 FLAGGED = [replace(run, flags=("PROXY",)) for run in made_runs(TRUTH)[:7]]

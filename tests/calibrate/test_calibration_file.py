@@ -12,7 +12,7 @@ import pytest
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
 from zenith_tune.describe.framework_spec import known_frameworks
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.estimate.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
+from zenith_tune.estimates.calibration import Calibration, MemoryCoefficients, TimeCalibration, TimeCoefficients
 
 MINE = Calibration(
     framework="nanotron",

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.estimate.memory_cases import llama
+from tests.estimates.memory_cases import llama
 from tests.mentions import mentions
 from zenith_tune.calibrate.holdout import hold_out_memory, predict
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, forbidden, layout_columns, shortest_half, usable
 from zenith_tune.describe.framework_spec import load_framework
-from zenith_tune.estimate.calibration import MemoryCoefficients
+from zenith_tune.estimates.calibration import MemoryCoefficients
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_UNIFORM
 from zenith_tune.units import GIB
 

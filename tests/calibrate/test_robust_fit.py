@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from zenith_tune.calibrate.robust_fit import robust_fit
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.workload import FloatArray
 
 X = np.linspace(0, 5, 60)
 TRUTH = np.array([1.0, 2.0, 0.3])

@@ -10,7 +10,7 @@ from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit
 from zenith_tune.describe.framework_spec import load_framework
-from zenith_tune.estimate.calibration import TimeCalibration, TimeCoefficients
+from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients
 
 MEGATRON = load_framework("megatron")
 TRUTH = TimeCoefficients(gemm_efficiency=0.6, fast_efficiency=0.45, slow_efficiency=0.8, hidden_passes=50.0)

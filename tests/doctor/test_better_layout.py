@@ -12,7 +12,7 @@ from tests.doctor.runs import run_of
 from zenith_tune.doctor.diagnosed_run import RunOrigin
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
 from zenith_tune.doctor.planner_advice import better_layout, emit_command
-from zenith_tune.estimate.workload import Estimate
+from zenith_tune.estimates.workload import Estimate
 from zenith_tune.layouts.layout import parse_layout
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.planner.planner import Planner

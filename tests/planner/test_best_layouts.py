@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zenith_tune.estimate.calibration import Calibration, TimeCalibration
+from zenith_tune.estimates.calibration import Calibration, TimeCalibration
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.planner.best_layouts import MOST_TIED, BestLayouts, Front, tied_within
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.planner.planners import planner
-from zenith_tune.estimate.memory import MemoryEstimate, estimate_memory
-from zenith_tune.estimate.routing import busiest_of
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimates.memory import MemoryEstimate, estimate_memory
+from zenith_tune.estimates.routing import busiest_of
+from zenith_tune.estimates.workload import Workload
 from zenith_tune.layouts.layout import Layout, parse_layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.limits import IMBALANCE

@@ -14,8 +14,8 @@ from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimates.memory import estimate_memory
+from zenith_tune.estimates.workload import Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.planner import Planner

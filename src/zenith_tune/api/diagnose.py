@@ -15,7 +15,7 @@ from zenith_tune.registry import parse_pairs
 
 if TYPE_CHECKING:
     from zenith_tune.api.run_diagnosis import RunDiagnosis
-    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.estimates.calibration import Calibration
 
 
 def diagnose(

@@ -11,7 +11,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.planner.limits import IMBALANCE, RISK

@@ -22,7 +22,7 @@ from zenith_tune.presets.formats import FRAMEWORKS, ONE_EACH, format_named, refu
 
 if TYPE_CHECKING:
     # Imported where they are needed: a mistake is reported without them.
-    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.estimates.calibration import Calibration
     from zenith_tune.planner.plan import Plan
     from zenith_tune.planner.planner import Planner
     from zenith_tune.planner.what_if import WhatIf

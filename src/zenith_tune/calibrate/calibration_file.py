@@ -14,7 +14,7 @@ from typing import Any
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import (
+from zenith_tune.estimates.calibration import (
     ERROR_SOURCES,
     Calibration,
     MemoryCoefficients,

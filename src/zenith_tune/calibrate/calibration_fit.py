@@ -18,8 +18,8 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RELEASE, RunTable, TimeFit, unusable, with_default_batch
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration, TimeCalibration, TimeCoefficients
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.calibration import Calibration, TimeCalibration, TimeCoefficients
+from zenith_tune.estimates.workload import FloatArray
 
 LEAST_RUNS = 3
 """Fewer say less than what is known without them."""

@@ -17,10 +17,10 @@ from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, unusable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
-from zenith_tune.estimate.calibration import ERROR_SOURCES, MemoryCoefficients, TimeCalibration
-from zenith_tune.estimate.memory_risk import layout_risk, memory_quantiles
-from zenith_tune.estimate.time import TimeEstimate
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.calibration import ERROR_SOURCES, MemoryCoefficients, TimeCalibration
+from zenith_tune.estimates.memory_risk import layout_risk, memory_quantiles
+from zenith_tune.estimates.time import TimeEstimate
+from zenith_tune.estimates.workload import FloatArray
 
 MAX_FOLDS = 20
 INTERVAL = (0.05, 0.95)

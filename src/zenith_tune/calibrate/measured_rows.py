@@ -15,8 +15,8 @@ from zenith_tune.describe.framework_spec import titan_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import precision_class
-from zenith_tune.estimate.model_flops import forward_flops_per_token
+from zenith_tune.estimates.calibration import precision_class
+from zenith_tune.estimates.model_flops import forward_flops_per_token
 from zenith_tune.layouts.layout_batch import RECOMPUTE_UNIFORM
 from zenith_tune.study.files import read_regular
 from zenith_tune.units import GIB, MIB

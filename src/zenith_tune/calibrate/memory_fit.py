@@ -19,9 +19,9 @@ from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.calibrate.robust_fit import folds, robust_fit
 from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
 from zenith_tune.describe.job_spec import JobSpec, is_narrow
-from zenith_tune.estimate.calibration import NUM_QUANTILES, MemoryCoefficients
-from zenith_tune.estimate.memory import estimate_memory, fullest_stage
-from zenith_tune.estimate.workload import FloatArray, Workload
+from zenith_tune.estimates.calibration import NUM_QUANTILES, MemoryCoefficients
+from zenith_tune.estimates.memory import estimate_memory, fullest_stage
+from zenith_tune.estimates.workload import FloatArray, Workload
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
 from zenith_tune.layouts.stages import empty_cost_stages
 from zenith_tune.units import GIB

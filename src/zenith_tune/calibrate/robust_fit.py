@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.workload import FloatArray
 
 Residuals = Callable[[FloatArray], FloatArray]
 

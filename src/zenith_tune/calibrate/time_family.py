@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zenith_tune.estimate.calibration import TimeCoefficients
+from zenith_tune.estimates.calibration import TimeCoefficients
 
 EFFICIENCY, PASSES, TRAFFIC, LAUNCH = 0.25, 0.2, 0.4, 0.5
 """Standard deviations of the logarithm that a coefficient of each sort is expected to have about its default."""

@@ -15,10 +15,10 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, node_fields
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.estimate.calibration import TimeCalibration, TimeCoefficients, precision_class
-from zenith_tune.estimate.memory_risk import slowdown
-from zenith_tune.estimate.time import TimeEstimate, estimate_time, stage_time
-from zenith_tune.estimate.workload import FloatArray, Machine, Workload
+from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients, precision_class
+from zenith_tune.estimates.memory_risk import slowdown
+from zenith_tune.estimates.time import TimeEstimate, estimate_time, stage_time
+from zenith_tune.estimates.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 OTHER_JOBS = ("sft", "lora", "peft", "finetun")

@@ -18,7 +18,7 @@ from zenith_tune.study.budget import parse_share, parse_size
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
-    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.estimates.calibration import Calibration
 
 Options = dict[str, Any]
 

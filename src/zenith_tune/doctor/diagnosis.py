@@ -25,7 +25,7 @@ from zenith_tune.doctor.speed_advice import (
     small_micro_batch,
 )
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner

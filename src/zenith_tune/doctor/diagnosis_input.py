@@ -11,7 +11,7 @@ import numpy as np
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.doctor.diagnosed_run import Measured, RunOrigin
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.memory_risk import slowdown
+from zenith_tune.estimates.memory_risk import slowdown
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 DISTINCT = ("tp", "pp", "ep", "etp")

@@ -10,9 +10,9 @@ import numpy as np
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.workload import Workload
+from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.memory import estimate_memory
+from zenith_tune.estimates.workload import Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout, changes

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.time import FORWARD, stage_time
-from zenith_tune.estimate.workload import Machine, Workload
+from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.time import FORWARD, stage_time
+from zenith_tune.estimates.workload import Machine, Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout

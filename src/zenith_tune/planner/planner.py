@@ -17,13 +17,13 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.memory_risk import memory_quantiles
-from zenith_tune.estimate.model_flops import flops_per_token
-from zenith_tune.estimate.routing import busiest_rank
-from zenith_tune.estimate.step import estimate, time_with_room
-from zenith_tune.estimate.workload import Estimate, FloatArray, Workload
+from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.memory import estimate_memory
+from zenith_tune.estimates.memory_risk import memory_quantiles
+from zenith_tune.estimates.model_flops import flops_per_token
+from zenith_tune.estimates.routing import busiest_rank
+from zenith_tune.estimates.step import estimate, time_with_room
+from zenith_tune.estimates.workload import Estimate, FloatArray, Workload
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch_of, layout_at

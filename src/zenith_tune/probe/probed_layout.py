@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zenith_tune.estimate.memory import estimate_memory
-from zenith_tune.estimate.time import stage_time
-from zenith_tune.estimate.workload import Machine, Workload
+from zenith_tune.estimates.memory import estimate_memory
+from zenith_tune.estimates.time import stage_time
+from zenith_tune.estimates.workload import Machine, Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PRESSURE, PlannedLayout

@@ -340,7 +340,7 @@ def predicted_shares(config: StudyConfig, point: Params) -> dict[str, float] | N
     if subject is None or layout is None:
         return None
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.estimate.step import time_with_room
+    from zenith_tune.estimates.step import time_with_room
     from zenith_tune.layouts.layout_batch import batch_of
 
     calibration = default_calibration(subject.job.framework.name)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.strategies.guided.worlds import World, points, prior
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.strategies.guided.posteriors import TimePosterior
 from zenith_tune.strategies.guided.prior import LEAST_SPREAD
 

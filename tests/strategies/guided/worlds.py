@@ -13,8 +13,8 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimate.calibration import Calibration
-from zenith_tune.estimate.step import estimate
+from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.step import estimate
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.strategies.base import TunedJob

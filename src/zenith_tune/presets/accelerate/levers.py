@@ -31,8 +31,8 @@ class FsdpSituation:
         if self.subject is None:
             return None
         from zenith_tune.calibrate.calibration_file import default_calibration
-        from zenith_tune.estimate.memory import estimate_memory
-        from zenith_tune.estimate.workload import Workload
+        from zenith_tune.estimates.memory import estimate_memory
+        from zenith_tune.estimates.workload import Workload
         from zenith_tune.layouts.layout_batch import batch_of
 
         job = self.subject.job

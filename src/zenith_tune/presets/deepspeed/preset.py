@@ -216,7 +216,7 @@ class DeepSpeedPreset(TuningPreset):
         )
 
     def evaluator(self) -> TuningEvaluator:
-        from zenith_tune.estimate.model_flops import flops_per_token
+        from zenith_tune.estimates.model_flops import flops_per_token
         from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 
         job, subject = self._space.job, self._subject.get() if self._metric() == "flops" else None

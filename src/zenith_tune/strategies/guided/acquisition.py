@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density

@@ -15,7 +15,7 @@ from zenith_tune.calibrate.calibration_fit import calibrate
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.estimate.calibration import Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.study.trial import Outcome, Trial
 

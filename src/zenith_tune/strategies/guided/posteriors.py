@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zenith_tune.estimate.workload import FloatArray
+from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_NONE,

@@ -15,11 +15,11 @@ import numpy as np
 from zenith_tune.calibrate.holdout import FEW
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.estimate.calibration import Calibration, TimeCoefficients
-from zenith_tune.estimate.memory_risk import slowdown
-from zenith_tune.estimate.step import estimate
-from zenith_tune.estimate.time import estimate_time
-from zenith_tune.estimate.workload import Estimate, FloatArray, Machine, Workload
+from zenith_tune.estimates.calibration import Calibration, TimeCoefficients
+from zenith_tune.estimates.memory_risk import slowdown
+from zenith_tune.estimates.step import estimate
+from zenith_tune.estimates.time import estimate_time
+from zenith_tune.estimates.workload import Estimate, FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 

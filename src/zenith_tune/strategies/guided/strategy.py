@@ -20,7 +20,7 @@ from zenith_tune.study.trial import Findings, Prediction, Trial
 from zenith_tune.units import GIB, format_seconds
 
 if TYPE_CHECKING:
-    from zenith_tune.estimate.calibration import Calibration
+    from zenith_tune.estimates.calibration import Calibration
     from zenith_tune.strategies.guided.acquisition import Acquisition, Proposal
     from zenith_tune.strategies.guided.candidates import Candidates
     from zenith_tune.strategies.guided.observer import TrialObserver

@@ -213,8 +213,8 @@ def _context_bytes(framework: str) -> float:
 def _activations(subject: PlanSubject, mbs: int, recomputes: bool) -> float:
     """Return what a step needs at its peak for one micro-batch, with what the allocator holds in reserve for it."""
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.estimate.memory import estimate_memory
-    from zenith_tune.estimate.workload import Workload
+    from zenith_tune.estimates.memory import estimate_memory
+    from zenith_tune.estimates.workload import Workload
     from zenith_tune.layouts.layout_batch import batch_of
 
     layout = Layout(

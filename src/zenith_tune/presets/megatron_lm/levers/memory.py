@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimate.model_flops import forward_flops_per_token
+from zenith_tune.estimates.model_flops import forward_flops_per_token
 from zenith_tune.presets.levers import ASSUMED, Effect
 from zenith_tune.presets.megatron_lm.job import MEGATRON_FSDP, TORCH_FSDP
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation, has_adam
@@ -189,8 +189,8 @@ def module_effect(module: str, at: Situation) -> Effect | None:
     if at.subject is None:
         return None
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.estimate.memory import estimate_memory
-    from zenith_tune.estimate.workload import Workload
+    from zenith_tune.estimates.memory import estimate_memory
+    from zenith_tune.estimates.workload import Workload
     from zenith_tune.layouts.layout_batch import batch_of
 
     model, job = at.subject.model, at.subject.job

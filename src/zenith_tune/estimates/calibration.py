@@ -1,0 +1,266 @@
+"""A calibration: what measurements say of a framework, with where they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import NormalDist
+from typing import Self
+
+import numpy as np
+
+from zenith_tune.estimates.workload import FloatArray
+from zenith_tune.units import GIB, MIB
+
+SHARES = frozenset(
+    {
+        "gemm_efficiency",
+        "attention_efficiency",
+        "memory_efficiency",
+        "expert_efficiency",
+        "fast_efficiency",
+        "slow_efficiency",
+        "tensor_exposed",
+        "expert_exposed",
+        "handover_exposed",
+        "data_overlap",
+    }
+)
+"""Coefficients that are shares of something, and never more than all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeCoefficients:
+    """Hold what a framework gets out of a kind of GPU; the defaults are those of a well-tuned Megatron on H100."""
+
+    gemm_efficiency: float = 0.72
+    """Share of the matrix peak that large matrix products reach."""
+    attention_efficiency: float = 0.45
+    """Share of the bf16 matrix peak that the attention kernel reaches."""
+    memory_efficiency: float = 0.75
+    """Share of the memory bandwidth that everything else reaches: norms, activations, reading weights."""
+    hidden_passes: float = 30.0
+    """Bytes per token and hidden unit that one layer moves, forward and backward, besides its matrix products."""
+    query_passes: float = 0.0
+    """The same per unit of queries and keys, where rotating and norming them is no part of a fused kernel."""
+    ffn_passes: float = 16.0
+    """The same per unit of the feed-forward width."""
+    score_passes: float = 20.0
+    """Bytes moved per attention score without a fused kernel, forward and backward (Korthikanti et al. 2022, 4.1)."""
+    logit_passes: float = 24.0
+    """Bytes moved per logit, forward and backward."""
+    layer_launch_s: float = 1.0e-3
+    """Time of the host per layer and micro-batch, forward and backward: no layer is quicker."""
+    launch_again: float = 0.6
+    """Share of that which a recomputed layer adds: the host does most of its work in the forward pass."""
+    launch_selected: float = 0.0
+    """The same that selective recomputation adds."""
+    tensor_launch_s: float = 1.0e-4
+    """What tensor parallelism adds to that: launching its collectives."""
+    shard_launch_s: float = 0.0
+    """What sharded weights add to a layer, recomputed or not: gathering and freeing them."""
+    expert_launch_s: float = 1.0e-3
+    """The same that a layer with experts adds."""
+    expert_product_s: float = 1.0e-4
+    """What launching the products of one of a rank's experts adds to that."""
+    expert_passes: float = 30.0
+    """Bytes per routed token and hidden unit that sorting tokens by expert and back moves, forward and backward."""
+    expert_efficiency: float = 0.9
+    """Share of gemm_efficiency that the grouped products of experts reach."""
+    expert_narrowness: float = 512.0
+    """Width of an expert's share at which its products reach half of that."""
+    fast_efficiency: float = 0.7
+    """Share of the link inside a fast domain that collectives reach."""
+    slow_efficiency: float = 0.6
+    """Share of the network that collectives reach."""
+    tensor_exposed: float = 0.8
+    """Share of the tensor-parallel traffic that no computation hides."""
+    expert_exposed: float = 0.8
+    """Share of the all-to-all traffic of experts that no computation hides."""
+    network_wait_s: float = 2.0e-5
+    """Wait per tensor-parallel rank and layer where the group leaves its fast domain."""
+    stage_wait_s: float = 1.0e-5
+    """Wait per tensor-parallel rank and layer in a pipeline that spans nodes."""
+    data_overlap: float = 0.7
+    """Share of one backward pass behind which the reduction of gradients hides."""
+    data_decay: float = 0.15
+    """Power with which the bandwidth of data-parallel collectives falls as nodes are added."""
+    shard_penalty: float = 1.0
+    """Traffic of a sharded optimizer over that of a plain all-reduce, as far as it is exposed."""
+    optimizer_passes: float = 30.0
+    """Bytes moved per parameter that a rank updates."""
+    step_overhead_s: float = 5.0e-3
+    """What a step costs besides: data, logging, clipping."""
+    shape_s: float = 0.15
+    """What the host takes for the first micro-batch of each shape (benchmarks/h200-loops-2026-11-17.csv)."""
+    handover_exposed: float = 0.3
+    """Share of the messages between the chunks of an interleaved pipeline that no computation hides."""
+    handover_wait_s: float = 0.0
+    """What a stage waits for each message of its neighbours where the network waits."""
+    thrash: float = 4.0
+    """How many times longer a step takes once the memory is all but full, and the allocator frees and claims blocks."""
+
+    def to_vector(self, names: tuple[str, ...]) -> FloatArray:
+        """Return the logarithms of the named coefficients."""
+        return np.log([max(getattr(self, name), 1e-12) for name in names])
+
+    def with_vector(self, names: tuple[str, ...], vector: FloatArray) -> Self:
+        """Return a copy with the named coefficients taken from their logarithms: numbers, or columns of many."""
+        most = np.array([1.0 if name in SHARES else np.inf for name in names])
+        values = np.minimum(np.exp(vector).T, most).T
+        return replace(self, **dict(zip(names, values if values.ndim > 1 else values.tolist(), strict=True)))
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the coefficients by name."""
+        return asdict(self)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all coefficients."""
+        return tuple(field.name for field in fields(cls))
+
+
+NUM_QUANTILES = 20
+
+
+def even_quantiles(spread: float) -> tuple[float, ...]:
+    """Return the quantiles of a normal distribution of this standard deviation, evenly spaced in probability."""
+    normal = NormalDist(0.0, spread)
+    return tuple(normal.inv_cdf((i + 0.5) / NUM_QUANTILES) for i in range(NUM_QUANTILES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCoefficients:
+    """Hold the coefficients of one framework."""
+
+    activations: float = 1.0
+    """Measured over accounted activations."""
+    logits: float = 1.0
+    fixed_bytes: float = 70.0 * MIB
+    """Workspaces of the matrix library and small buffers, inside the allocator."""
+    reserve: float = 0.05
+    """What the allocator holds beyond the peak, as a share of activations and temporaries."""
+    context_bytes: float = 2.0 * GIB
+    """CUDA context and communication buffers, outside the allocator."""
+    log_middle: float = 0.0
+    """Logarithm of what most runs measure over the account; the estimate is the account times its exponential."""
+    variant_share: float = 0.0
+    """Share of runs in the framework's other state, where it has one."""
+    log_errors: tuple[float, ...] = even_quantiles(0.06)
+    """Quantiles of the logarithm of measured over estimated, evenly spaced in probability."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 90% interval of the logarithm of measured over estimated."""
+        return self._error(0.05), self._error(0.95)
+
+    @property
+    def log_spread(self) -> float:
+        """Standard deviation of the logarithm of measured over estimated, from the middle of its quantiles."""
+        return (self._error(0.84) - self._error(0.16)) / 2.0
+
+    def _error(self, level: float) -> float:
+        levels = (np.arange(len(self.log_errors)) + 0.5) / len(self.log_errors)
+        return float(np.interp(level, levels, self.log_errors))
+
+
+SIMILAR_GPU = {
+    "h200": "h100",
+    "h20": "h100",
+    "gh200": "h100",
+    "a800": "a100-80",
+    "a100-40": "a100-80",
+    "b300": "b200",
+    "gb200": "b200",
+    "gb300": "gb200",
+}
+"""The measured GPU whose coefficients stand for one that was never measured."""
+
+
+def precision_class(precision: str) -> str:
+    """Return the kind of matrix product that a precision stands for.
+
+    >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
+    ('mxfp8', 'fp4', 'bf16', 'fp8')
+
+    Scales for every row take passes of their own, so that they may be no faster than bf16.
+
+    >>> precision_class("float8 rowwise")
+    'fp8-rowwise'
+    """
+    text = precision.lower()
+    if "fp4" in text:
+        return "fp4"
+    if "fp8" in text or "float8" in text:
+        return "mxfp8" if "mx" in text else "fp8-rowwise" if "rowwise" in text else "fp8"
+    return "bf16"
+
+
+ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
+"""What makes a step less certain than the GPU's own work, and the standard deviation of its logarithm where no run
+shows it: hosts of one kind of GPU differ by half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeCalibration:
+    """Hold the coefficients of a family of frameworks, and what they are multiplied by for each kind of run."""
+
+    coefficients: TimeCoefficients = field(default_factory=TimeCoefficients)
+    factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By kind of run, such as gpu:h100, precision:fp8 or framework:megascale: coefficient and factor."""
+    trends: Mapping[str, float] = field(default_factory=dict)
+    """Logarithmic change of a coefficient per year of a framework's release."""
+    release: float = 2026.0
+    """The release, as a year, that the coefficients are of."""
+    interval: tuple[float, float] = (-0.25, 0.25)
+    """The 90% interval of the logarithm of measured over estimated step time where the GPU's own work is all of it."""
+    error_sds: Mapping[str, float] = field(default_factory=lambda: dict(ERROR_SOURCES))
+    """Standard deviation of what each of ERROR_SOURCES adds, as far as it decides the step."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation that a normal distribution of the same interval would have."""
+        return (self.interval[1] - self.interval[0]) / 3.29
+
+    def widening(self, shares: FloatArray) -> FloatArray:
+        """Return how many times wider the interval is where each of ERROR_SOURCES decides these shares of a step."""
+        sds = np.array([self.error_sds[name] for name in ERROR_SOURCES])
+        factor: FloatArray = np.sqrt(1 + ((sds[:, None] * shares) ** 2).sum(axis=0) / self.spread**2)
+        return factor
+
+    def coefficients_for(
+        self, *, gpu: str, precision: str, framework: str, release: float | None = None
+    ) -> TimeCoefficients:
+        """Return the coefficients of one kind of run."""
+        names = (f"gpu:{self._known_gpu(gpu)}", f"precision:{precision_class(precision)}", f"framework:{framework}")
+        values = self.coefficients.to_dict()
+        for name in names:
+            for coefficient, factor in self.factors.get(name, {}).items():
+                values[coefficient] *= factor
+        years = 0.0 if release is None else release - self.release
+        for coefficient, slope in self.trends.items():
+            values[coefficient] *= math.exp(slope * years)
+        return replace(self.coefficients, **values)
+
+    def _known_gpu(self, gpu: str) -> str:
+        while f"gpu:{gpu}" not in self.factors and gpu in SIMILAR_GPU:
+            gpu = SIMILAR_GPU[gpu]
+        return gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Hold the coefficients of one framework; without measurements, sensible defaults."""
+
+    framework: str = "megatron"
+    time: TimeCalibration = field(default_factory=TimeCalibration)
+    memory: MemoryCoefficients = field(default_factory=MemoryCoefficients)
+    origin: str = "defaults, not fitted"
+    """The data that the coefficients were fitted to."""
+    date: str = ""
+    """When they were fitted, as YYYY-MM-DD."""
+    num_runs: int = 0
+    """How many measured runs that were."""
+    num_memory_runs: int = 0
+    """How many of them memory was fitted to; 0 where the account of the framework's code stands alone."""

@@ -1,0 +1,172 @@
+"""How sure an estimate of memory is: its interval, the probability that it does not fit, and what a tight fit costs.
+
+The distribution of measured over estimated is that of the runs it was calibrated on, kept as quantiles; it is not taken
+for normal, since measured memory has a long upper tail.
+
+A layout that all but fills its memory is slow: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33
+TFLOP/s (Megatron-LM PR 6311), since the allocator frees and claims blocks again and again. Layouts are ranked by the
+step that is expected over that risk, `expected_step`, not by the one that is likeliest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
+from zenith_tune.estimates.calibration import MemoryCoefficients
+from zenith_tune.estimates.memory import MemoryEstimate, estimate_memory
+from zenith_tune.estimates.workload import FloatArray, Number, Workload
+from zenith_tune.layouts.layout_batch import LayoutBatch
+
+LEAST_SPREAD = 1e-3
+"""Of the logarithm; what calibrations without any error are taken to have."""
+TIGHT = 0.99
+"""Share of the memory at which half of the price of a full one is paid."""
+WIDTH = 0.0025
+"""How gradually, as a share of the memory, a step slows down."""
+CRASH = 1.1
+"""What a layout that runs out of memory is charged, in steps of its own: a lost start, and a slower one in its place.
+A coarse figure, and no fit: published best layouts that are stated a risk of 5 to 11% did run, so it is not large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRisk:
+    """Hold, for each layout, how likely it is to run out of memory, or to run with next to none left."""
+
+    oom: FloatArray
+    """That it needs more than the device has."""
+    tight: FloatArray
+    """That it fits, and all but fills the device."""
+
+    def given_it_fits(self) -> MemoryRisk:
+        """Return the risk of layouts of which is known that they run."""
+        fits = np.maximum(1.0 - self.oom, 1e-12)
+        return MemoryRisk(oom=np.zeros_like(self.oom), tight=np.minimum(self.tight / fits, 1.0))
+
+    def mixed(self, other: MemoryRisk, share: float) -> MemoryRisk:
+        """Return the risk where a `share` of runs have that of the other."""
+        return MemoryRisk(
+            oom=(1.0 - share) * self.oom + share * other.oom, tight=(1.0 - share) * self.tight + share * other.tight
+        )
+
+
+def expected_step(roomy_s: FloatArray, risk: MemoryRisk, thrash: Number) -> FloatArray:
+    """Return the mean step over the errors of memory: what layouts are ranked by.
+
+    `roomy_s` is the step with memory to spare, `thrash` how many times longer it takes where the memory is full.
+
+    >>> risk = MemoryRisk(oom=np.array([0.0, 0.2]), tight=np.array([0.0, 0.1]))
+    >>> expected_step(np.array([10.0, 9.0]), risk, 4.0).round(1).tolist()
+    [10.0, 11.9]
+    """
+    return roomy_s * (1.0 + (thrash - 1.0) * risk.tight + (CRASH - 1.0) * risk.oom)
+
+
+def layout_risk(
+    w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, usable_bytes: FloatArray | float
+) -> tuple[MemoryEstimate, MemoryRisk]:
+    """Return the memory of layouts, and the risk that each takes.
+
+    Where runs may be of a variant of the framework, the risk is that of both, `c.variant_share` of the latter.
+    """
+    memory = estimate_memory(w, layouts, f, c)
+    risk = memory_risk(memory, usable_bytes, c)
+    if not (f.variant and c.variant_share):
+        return memory, risk
+    variant = estimate_memory(w, layouts, load_framework(f.variant), c)
+    return memory, risk.mixed(memory_risk(variant, usable_bytes, c), c.variant_share)
+
+
+def memory_risk(memory: MemoryEstimate, usable_bytes: FloatArray | float, c: MemoryCoefficients) -> MemoryRisk:
+    """Return the risk of an estimate on devices of this memory."""
+    oom = oom_probability(memory.device_bytes, usable_bytes, c, memory.unsure_bytes)
+    # A step slows down over a width: as good as an edge of which is not known where it lies.
+    unsure_bytes = np.hypot(memory.unsure_bytes, WIDTH * LOGISTIC_SD * memory.device_bytes)
+    full = oom_probability(memory.device_bytes, TIGHT * usable_bytes, c, unsure_bytes)
+    return MemoryRisk(oom=oom, tight=np.maximum(full - oom, 0.0))
+
+
+LOGISTIC_SD = np.pi / np.sqrt(3.0)
+"""Standard deviation of a logistic distribution of width 1."""
+
+
+def oom_probability(
+    device_bytes: FloatArray,
+    usable_bytes: FloatArray | float,
+    c: MemoryCoefficients,
+    unsure_bytes: FloatArray | float = 0.0,
+) -> FloatArray:
+    """Return the probability that a layout needs more than the device has.
+
+    The errors of measured runs are of what the allocator gave out. `unsure_bytes`, the standard deviation of what lies
+    beyond, widens them: as independent errors do, in quadrature.
+
+    >>> oom_probability(np.array([60e9, 80e9, 100e9]), 80e9, MemoryCoefficients()).round(2).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    errors = np.asarray(c.log_errors)
+    spread, middle = _spread(c), float(np.median(errors))
+    wider = np.hypot(spread, unsure_bytes / device_bytes) / spread
+    room = middle + (np.log(usable_bytes / device_bytes) - middle) / wider
+    points = np.concatenate([[errors[0] - 2 * spread], errors, [errors[-1] + 2 * spread]])
+    levels = np.concatenate([[0.0], (np.arange(len(errors)) + 0.5) / len(errors), [1.0]])
+    result: FloatArray = 1.0 - np.interp(room, points, levels)
+    return result
+
+
+def memory_spread(memory: MemoryEstimate, c: MemoryCoefficients) -> FloatArray:
+    """Return the standard deviation of the logarithm of needed over estimated device memory."""
+    result: FloatArray = np.hypot(c.log_spread, memory.unsure_bytes / memory.device_bytes)
+    return result
+
+
+def memory_quantiles(
+    estimated: FloatArray,
+    levels: tuple[float, ...],
+    c: MemoryCoefficients,
+    variant: FloatArray | None = None,
+    spread: FloatArray | None = None,
+) -> FloatArray:
+    """Return one row per level: what a measurement stays under with that probability.
+
+    Where runs may be of a variant of the framework, it is a mixture of both, `c.variant_share` of the latter. `spread`
+    is that of `memory_spread` where device memory is estimated, and not what the allocator gives out.
+
+    >>> memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist()
+    [90.0, 100.0, 111.0]
+    """
+    errors = np.exp(_widened(c, np.full(len(estimated), c.log_spread) if spread is None else spread))
+    samples, weights = estimated[:, None] * errors, np.full(len(c.log_errors), 1.0)
+    if variant is not None and c.variant_share:
+        samples = np.concatenate([samples, variant[:, None] * errors], axis=1)
+        weights = np.concatenate([weights * (1.0 - c.variant_share), weights * c.variant_share])
+    order = samples.argsort(axis=1)
+    ordered = np.take_along_axis(samples, order, axis=1)
+    heights = weights[order]
+    below = (heights.cumsum(axis=1) - heights / 2.0) / weights.sum()
+    pairs = list(zip(below, ordered, strict=True))
+    return np.array([[np.interp(level, row, values) for row, values in pairs] for level in levels])
+
+
+def _widened(c: MemoryCoefficients, spread: FloatArray) -> FloatArray:
+    """Return the errors of the coefficients, one row for each `spread` that they are to have."""
+    errors = np.asarray(c.log_errors)
+    middle = float(np.median(errors))
+    result: FloatArray = middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
+    return result
+
+
+def _spread(c: MemoryCoefficients) -> float:
+    return max(c.log_spread, LEAST_SPREAD)
+
+
+def slowdown(device_bytes: FloatArray, capacity: Number, thrash: Number) -> FloatArray:
+    """Return how much longer a step takes for want of memory; `thrash` is how much where the memory is full.
+
+    >>> slowdown(np.array([50.0, 99.0, 110.0]), 100.0, 5.0).round(2).tolist()
+    [1.0, 3.0, 5.0]
+    """
+    excess = np.clip((device_bytes / capacity - TIGHT) / WIDTH, -40, 40)
+    return 1 + (thrash - 1) / (1 + np.exp(-excess))
