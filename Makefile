@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
+# Measured runs, for the tests and figures that need them; without them those are skipped.
+export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
+
 .PHONY: demo test test-all check docs site bench scoreboard replay leaderboard calibrations clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
@@ -45,23 +48,23 @@ bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/planner_rate.py
 
-scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitted to, and write benchmarks/scoreboard.md
+scoreboard: $(VENV)/.base  ## judge the planner on measured runs it was not fitted to, and write benchmarks/results/scoreboard.md
 	$(BIN)/python benchmarks/scoreboard.py
 
-replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and write benchmarks/replay.md and its plot
+replay: $(VENV)/.base  ## replay every strategy on measured landscapes, and write benchmarks/results/replay.md and its plot
 	$(BIN)/python benchmarks/replay.py
 
 TUNERS ?= random grid optuna-tpe optuna-gp optuna-cmaes smac boosted-ranker deepspeed-grid deepspeed-model \
 	two-stage-heuristic=layoutbench_zenith:TwoStageHeuristic \
 	zenithtune-guided=layoutbench_zenith:Guided zenithtune-uncalibrated=layoutbench_zenith:GuidedUncalibrated
-leaderboard: $(VENV)/.dev  ## run every tuner on LayoutBench's landscapes, and write benchmarks/layoutbench-DATE.md, .html, .json
+leaderboard: $(VENV)/.dev  ## run every tuner on LayoutBench's landscapes, and write benchmarks/results/layoutbench-DATE.md, .html, .json
 	$(BIN)/layoutbench build --output build/landscapes
 	PYTHONPATH=benchmarks OMP_NUM_THREADS=1 $(BIN)/layoutbench run $(addprefix --tuner ,$(TUNERS)) --seeds 3 --trials 50 \
 		--landscapes layoutbench/src/layoutbench/landscapes --landscapes build/landscapes --jobs $$(nproc) --output build/layoutbench.json
-	$(BIN)/layoutbench leaderboard build/layoutbench.json --output benchmarks/layoutbench-$$(date +%Y-%m-%d)
+	$(BIN)/layoutbench leaderboard build/layoutbench.json --output benchmarks/results/layoutbench-$$(date +%Y-%m-%d)
 
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
-	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
+	$(BIN)/zenithtune calibrate --rows "$$ZENITHTUNE_DATA" $(addprefix --rows ,$(wildcard benchmarks/results/h200-*.csv)) $(addprefix --probes ,$(wildcard benchmarks/results/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
 $(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

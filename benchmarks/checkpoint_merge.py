@@ -4,7 +4,7 @@ The address space of `zenithtune checkpoint merge` is limited to a small part of
 memory is the kernel's own (VmHWM). Weights of every kind are then compared with what was generated for each rank,
 joined here by hand. The data lies in a folder that is removed at the end; it needs twice the size of the checkpoint.
 
-    python benchmarks/checkpoint_merge.py --gib 20 --output benchmarks/checkpoint_merge-2026-11-15.json
+    python benchmarks/checkpoint_merge.py --gib 20 --output benchmarks/results/checkpoint_merge-2026-11-15.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DeepSpeed's own autotuner and ours on the same job and machine: wall time, and the speed of what each chooses.
 
     pip install tabulate      # which DeepSpeed's tuner needs
-    python benchmarks/deepspeed_head_to_head.py --output benchmarks/deepspeed-head-to-head
+    python benchmarks/deepspeed_head_to_head.py --output benchmarks/results/deepspeed-head-to-head
 
 The job is examples/deepspeed_train.py on two CPU ranks, ZeRO stages 0 to 2 and micro-batches up to 4. Their tuner runs
 twice, ours five times; then both choices train again in turn, five times each. Every log is kept beside the result.

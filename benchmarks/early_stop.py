@@ -5,7 +5,7 @@
 
 Simulated: studies of one noise, whose first trial knows nothing and whose others know what those before them showed;
 the trials are as fast as the best, or slower by some percent; and studies of other runs than white noise. Recorded:
-Megatron-LM logs of ../shared/data (or ZENITHTUNE_DATA), and the golden values of a Megatron-LM checkout, where each
+Megatron-LM logs of ZENITHTUNE_DATA, and the golden values of a Megatron-LM checkout, where each
 test case is a study of the runs that are kept of it, cut to their first 20 and 50 iterations. Its cases are split in
 two by name: the constants of the rule were chosen by half A, and half B judges them. Iterations are the steady ones.
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import statistics
 from collections import defaultdict
@@ -31,14 +30,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from places import RESULTS, measured_data
+
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import EarlyStop, locate, rank_trend, study_drift, study_noise
 from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.evaluators.steady import long_run, num_warm_up, relative_drift, relative_spread
 
-OUTPUT = Path(__file__).with_name(f"early-stop-{date.today().isoformat()}.json")
-DATA = Path(os.environ.get("ZENITHTUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+OUTPUT = RESULTS / f"early-stop-{date.today().isoformat()}.json"
 NOISES = (0.001, 0.003, 0.01, 0.02, 0.05)
 SLOWER = (0.0, 0.03, 0.1, 0.3, 1.0)
 NUM_STUDIES = 40
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--golden", type=Path, help="a Megatron-LM checkout")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
-    rows = simulated_rows() + other_rows() + recorded_rows("logs", recorded_logs(DATA / "logs"))
+    rows = simulated_rows() + other_rows() + recorded_rows("logs", recorded_logs(measured_data() / "logs"))
     if options.golden is not None:
         cases = golden_runs(options.golden)
         names = sorted(cases)

@@ -1,20 +1,19 @@
 """Probes of cluster layouts on one H200 against the planner, calibrated on other runs each time.
 
-    python benchmarks/h200_probes.py            writes benchmarks/h200-probes.md
+    python benchmarks/h200_probes.py            writes benchmarks/results/h200-probes.md
 
 Every model is predicted by a calibration that has seen none of its runs: the probes of the other models, and the runs
-of data/h200 (ZENITHTUNE_DATA, or ../shared/data) and of the sweep beside this file. The probes themselves are
+of data/h200 (ZENITHTUNE_DATA) and of the sweep beside this file. The probes themselves are
 `zenithtune probe` with the commands that their files state, on the real Megatron-LM.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from places import RESULTS, measured_data
 
 from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.measured_rows import read_measured
@@ -27,7 +26,6 @@ from zenith_tune.estimates.time import stage_time
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES
 from zenith_tune.units import GIB
 
-HERE = Path(__file__).parent
 FRAMEWORK = "megatron-local"
 TARGET = 0.03
 
@@ -53,21 +51,20 @@ class Compared:
 
 def main() -> None:
     """Compare every probe, and write the table."""
-    data = Path(os.environ.get("ZENITHTUNE_DATA") or HERE.parent.parent / "shared" / "data")
-    compared = compare(probed(), [*read_measured(data / "h200"), *swept()])
+    compared = compare(probed(), [*read_measured(measured_data() / "h200"), *swept()])
     text = report(compared)
     print(text)
-    (HERE / "h200-probes.md").write_text(text, encoding="utf-8")
+    (RESULTS / "h200-probes.md").write_text(text, encoding="utf-8")
 
 
 def probed() -> list[MeasuredRun]:
     """Return the probed ranks."""
-    return [run for path in sorted(HERE.glob("h200-probes-*/*.json")) for run in read_probes(path)]
+    return [run for path in sorted(RESULTS.glob("h200-probes-*/*.json")) for run in read_probes(path)]
 
 
 def swept() -> list[MeasuredRun]:
     """Return the runs of sweeps and of studies on the same kind of GPU."""
-    return [run for path in sorted(HERE.glob("h200-*.csv")) for run in read_measured(path)]
+    return [run for path in sorted(RESULTS.glob("h200-*.csv")) for run in read_measured(path)]
 
 
 def compare(probes: Sequence[MeasuredRun], others: Sequence[MeasuredRun]) -> list[Compared]:

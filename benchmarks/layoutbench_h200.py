@@ -1,6 +1,6 @@
 """Turns sweeps measured on one H200 into landscapes that come with LayoutBench.
 
-    python benchmarks/layoutbench_h200.py benchmarks/h200-landscapes-2026-11-17.csv
+    python benchmarks/layoutbench_h200.py benchmarks/results/h200-landscapes-2026-11-17.csv
 
 Beside the table lies a JSON file of the same name with the machine, the versions and the seconds that a trial takes to
 start: the sweep ran in one process, so that `wall_s` has no start in it, and a trial is charged with both.

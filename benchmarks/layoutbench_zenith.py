@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks layoutbench run --tuner layoutbench_zenith:Guided
 
-The calibration that guided begins with is fitted to the measured runs of ../shared/data (ZENITHTUNE_DATA) less those of
+The calibration that guided begins with is fitted to the measured runs of ZENITHTUNE_DATA less those of
 the model and cluster that it searches. The form of its models, and its own constants, were chosen with the published
 landscapes at hand.
 """
@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from places import measured_data
 from replay import calibration_without
 from replay_landscape import Find, Landscape, Recorded, layout_of, read_runs, subject_of
 from replay_strategies import LIKE_MEGATRON, heuristic_find, heuristic_space, tuned_job
-from scoreboard import DATA
 
 from layoutbench import Params, Problem, Result
 from layoutbench.build import MODEL
@@ -160,7 +160,7 @@ def _calibration(framework: str, place: tuple[str, str]) -> Calibration:
 
 @functools.cache
 def _runs() -> list[MeasuredRun]:
-    return read_runs(DATA)
+    return read_runs(measured_data())
 
 
 def to_replay(problem: Problem) -> Landscape:

@@ -7,8 +7,8 @@ search is then played with the measured steps, and its regret is how much slower
 fastest of its first 1, 2, 3 and all picks is. Noise is the spread of a layout's rounds (median over layouts of the mean
 absolute deviation): regrets below it say nothing.
 
-    python benchmarks/mimo_regret.py --measure --output benchmarks/mimo-regret-2026-11-17.json
-    python benchmarks/mimo_regret.py --play after --output benchmarks/mimo-regret-2026-11-17.json
+    python benchmarks/mimo_regret.py --measure --output benchmarks/results/mimo-regret-2026-11-17.json
+    python benchmarks/mimo_regret.py --play after --output benchmarks/results/mimo-regret-2026-11-17.json
 
 The second line plays the search of the package that is imported; with a checkout of another commit on PYTHONPATH, that
 commit's.

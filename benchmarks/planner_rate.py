@@ -18,10 +18,10 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from places import RESULTS
 
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_catalog import load_cluster
@@ -161,7 +161,7 @@ def main() -> None:
     else:
         print_table(rows)
     if options.write:
-        path = Path(__file__).with_name(f"planner-rate-{figures['date']}.json")
+        path = RESULTS / f"planner-rate-{figures['date']}.json"
         path.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -1,10 +1,11 @@
 """Replays strategies on landscapes that were measured whole: how many trials until they are near the best?
 
     make replay
-    python benchmarks/replay.py --fit ../shared/data --judge ../shared/data --json
+    python benchmarks/replay.py --fit data --judge data --json
 
-Takes any folders of the form of ../shared/data. Where both are the same, the calibration that guided begins with is
-fitted to all landscapes (a model on a cluster) but the one that it searches; otherwise to all of --fit.
+Takes any folders of measured runs (docs/calibration.md), by default that of ZENITHTUNE_DATA. Where both are the same,
+the calibration that guided begins with is fitted to all landscapes (a model on a cluster) but the one that it searches;
+otherwise to all of --fit.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+from places import RESULTS
 from replay_landscape import Landscape, landscapes, read_runs
 from replay_report import NEAR, curve, markdown, summaries
 from replay_strategies import STRATEGIES, Replay, replay_all, within_reach
-from scoreboard import DATA, parse_options, read_both, run_command
+from scoreboard import parse_options, read_both, run_command
 
 from layoutbench.plots import line_plot
 from zenith_tune.calibrate.calibration_file import default_calibration
@@ -40,7 +41,7 @@ from zenith_tune.estimates.calibration import Calibration, MemoryCoefficients, T
 from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.strategies.base import StrategyRegistry
 
-OUTPUT = Path(__file__).with_name("replay.md")
+OUTPUT = RESULTS / "replay.md"
 NUM_SEEDS = 5
 Place = tuple[str, tuple[str, str] | None]
 """A framework, and the landscape that its calibration must not have seen."""
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         json.dump(scores, sys.stdout, indent=1, allow_nan=False)
         print()
-    is_own = same and options.fit.resolve() == DATA.resolve() and not options.only and names == STRATEGIES
+    is_own = same and options.is_own and not options.only and names == STRATEGIES
     output = OUTPUT if options.output is None and is_own else options.output
     text = markdown(scores, origins, {landscape.name: within_reach(landscape, NEAR) for landscape in found})
     if output is not None:

@@ -1,17 +1,17 @@
 """Judges the model of memory and time on measured runs that it was not fitted to, and writes the scores down.
 
     make scoreboard
-    python benchmarks/scoreboard.py --fit ../shared/data --judge ../shared/data --json
+    python benchmarks/scoreboard.py --fit data --judge data --json
 
-Takes any folders of the form of ../shared/data. Where both are the same, whole landscapes (a model on a cluster) are
-left out in turn and predicted from the others; otherwise all of --fit predicts all of --judge.
+Takes any folders of measured runs (docs/calibration.md), by default that of ZENITHTUNE_DATA. Where both are the same,
+whole landscapes (a model on a cluster) are left out in turn and predicted from the others; otherwise all of --fit
+predicts all of --judge.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from h200_probes import probed, swept
+from places import RESULTS, measured_data
 from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
 
@@ -30,8 +31,7 @@ from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
 
-DATA = Path(os.environ.get("ZENITHTUNE_DATA", Path(__file__).parents[2] / "shared" / "data"))
-OUTPUT = Path(__file__).with_name("scoreboard.md")
+OUTPUT = RESULTS / "scoreboard.md"
 Scores = dict[str, Any]
 
 
@@ -169,10 +169,12 @@ def _share(flags: list[bool]) -> float | None:
 def parse_options(about: str | None) -> argparse.ArgumentParser:
     """Return the options of a benchmark that fits to one folder of measured runs and judges another."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fit", type=Path, default=DATA, help="folder of the runs to fit to")
+    parser.add_argument("--fit", type=Path, help="folder of the runs to fit to [default: ZENITHTUNE_DATA]")
     parser.add_argument("--judge", type=Path, help="folder of the runs to judge [default: that of --fit, in turn]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--output", type=Path, help="where the page is written [default: beside this file, for --fit]")
+    parser.add_argument(
+        "--output", type=Path, help="where the page is written [default: in results/, for ZENITHTUNE_DATA]"
+    )
     return parser
 
 
@@ -182,6 +184,8 @@ def run_command(name: str, run: Callable[[argparse.Namespace], None], options: a
         if options.output is not None and not options.output.parent.is_dir():
             problem = f"--output {options.output} cannot be written"
             raise UsageError(problem, hint="make its folder, or give another file")
+        options.is_own = options.fit is None
+        options.fit = options.fit or measured_data()
         run(options)
     except UsageError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -204,7 +208,7 @@ def read_both(
 def run(options: argparse.Namespace) -> None:
     """Print the scores, and write them down where the project's own data is judged."""
     fit, other = read_both(options, read_measured)
-    is_own = other is None and options.fit.resolve() == DATA.resolve()
+    is_own = other is None and options.is_own
     found = scores(judge([*fit, *swept(), *probed()] if is_own else fit, other))
     if options.json:
         json.dump(found, sys.stdout, indent=1)

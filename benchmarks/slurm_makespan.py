@@ -5,7 +5,7 @@ GPUs that sleep: the makespan is compared with trials / slots x seconds, every G
 that of the same study run in sequence. Before that, trials of no length run one at a time: what passes from the end of
 each to the next call of sbatch is the tuner's. Needs root, Debian's slurm-wlm and munge.
 
-    python benchmarks/slurm_makespan.py --output benchmarks/slurm.json
+    python benchmarks/slurm_makespan.py --output benchmarks/results/slurm.json
 """
 
 from __future__ import annotations

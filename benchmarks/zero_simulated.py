@@ -1,6 +1,6 @@
 """Judges zero-progressive on simulated jobs, where the best point is known: how many runs until it is found?
 
-    python benchmarks/zero_simulated.py            prints a table and writes benchmarks/zero_simulated.md
+    python benchmarks/zero_simulated.py            prints a table and writes benchmarks/results/zero_simulated.md
     python benchmarks/zero_simulated.py --json
 
 Each job is a model on some GPUs with a memory and a time of its own. They follow other laws than the strategy reckons
@@ -21,8 +21,9 @@ import statistics
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from places import RESULTS
 
 from zenith_tune import Direction, JobSpec, load_cluster, load_framework, load_model
 from zenith_tune.describe.job_spec import PlanSubject
@@ -36,7 +37,7 @@ from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
 
-OUTPUT = Path(__file__).with_name("zero_simulated.md")
+OUTPUT = RESULTS / "zero_simulated.md"
 NEAR = 0.02
 """What counts as the best: the plateau of 1% twice, once for the micro-batch and once for the stage."""
 SHARE = 0.25

@@ -1,4 +1,4 @@
-"""Writes the measured results of README and docs/guided.md from benchmarks/, or checks that they are not stale."""
+"""Writes the measured results of README and docs/guided.md from benchmarks/results/, or checks that they are current."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 README, GUIDED = ROOT / "README.md", ROOT / "docs" / "guided.md"
-BENCHMARKS = ROOT / "benchmarks"
-BEGIN = "<!-- {}: generated from benchmarks/ by `make docs`; do not edit. -->\n"
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN = "<!-- {}: generated from benchmarks/results/ by `make docs`; do not edit. -->\n"
 END = "<!-- End of {}. -->\n"
 
 MOE = "## Best layouts of MoE Parallel Folding (arXiv 2504.14960, table 3) among all that are planned"
@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 def newest(pattern: str) -> Path:
     """Return the benchmark of this name with the latest date."""
-    return max(BENCHMARKS.glob(pattern))
+    return max(RESULTS.glob(pattern))
 
 
 def markdown_table(path: Path, heading: str) -> list[Row]:
@@ -40,7 +40,7 @@ def markdown_table(path: Path, heading: str) -> list[Row]:
 
 def results() -> str:
     """Return what was measured, each row with a link to where."""
-    replay, board = BENCHMARKS / "replay.md", BENCHMARKS / "scoreboard.md"
+    replay, board = RESULTS / "replay.md", RESULTS / "scoreboard.md"
     rows = [*_gains(newest("h200-levers-*.json")), _trials(replay), _board(newest("layoutbench-*.md")), _fits(board)]
     rows += [_errors(board, "## Memory: error of the predicted peak", "predicted peak memory")]
     rows += [_errors(board, "## Speed: error of the predicted tokens/s", "predicted step time"), _interval(board)]
@@ -50,7 +50,7 @@ def results() -> str:
 
 def shortcomings() -> str:
     """Return what is not good yet: every target that is missed, and the worst predictions."""
-    replay, board = BENCHMARKS / "replay.md", BENCHMARKS / "scoreboard.md"
+    replay, board = RESULTS / "replay.md", RESULTS / "scoreboard.md"
     return "".join(f"- {line} ({_link(path)})\n" for path, line in (*_missed(replay, board), *_worst(board)))
 
 
@@ -165,7 +165,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def replayed() -> str:
     """Return how guided tuning does on recorded landscapes, as a sentence."""
-    by_strategy = {row["strategy"]: row for row in markdown_table(BENCHMARKS / "replay.md", "# Replay")}
+    by_strategy = {row["strategy"]: row for row in markdown_table(RESULTS / "replay.md", "# Replay")}
     guided, bare, optuna, random = (by_strategy[name] for name in ("guided", "guided-uncalibrated", "optuna", "random"))
     sentences = (
         f"On {guided['landscapes']} recorded landscapes (models of the Ultra-Scale Playbook on 8 to 512 H100, and of",
@@ -173,7 +173,7 @@ def replayed() -> str:
         f"{guided['trials to 1%']} trials on average and {float(guided['worst']):g} at worst, crashed ones counted;",
         f"without any calibration of the framework or the GPU in {bare['trials to 1%']} and {float(bare['worst']):g}.",
         f"Optuna's TPE takes {optuna['trials to 1%']}, random points {random['trials to 1%']}",
-        "([replay.md](../benchmarks/replay.md), `make replay`).",
+        "([replay.md](../benchmarks/results/replay.md), `make replay`).",
     )
     return "\n".join(textwrap.wrap(" ".join(sentences), 120)) + "\n"
 

@@ -17,7 +17,7 @@ from selenium.webdriver.chrome.service import Service
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path(__file__).with_name("images")
-H200_STUDY = ROOT / "benchmarks" / "h200-study-dense-2026-11-17.json"
+H200_STUDY = ROOT / "benchmarks" / "results" / "h200-study-dense-2026-11-17.json"
 TRAINER = ROOT / "examples" / "fake_megatron_train.py"
 MODEL = {
     "model_type": "llama",

@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHERS = ("benchmarks/*.md", "benchmarks/*.json", "benchmarks/*.py", "benchmarks/*.svg", "benchmarks/*.csv")
+OTHERS = ("benchmarks/*.py", *(f"benchmarks/results/*.{kind}" for kind in ("md", "json", "svg", "csv")))
 ALONE = ("SECURITY.md", "CHANGELOG.md", "examples/first_study.ipynb")
 
 
@@ -23,5 +23,5 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links to the repository's root into links to the site's, where docs/ is the root."""
     if page.file.src_uri.startswith("benchmarks/"):
-        return markdown.replace("](../docs/", "](../")
+        return markdown.replace("](../../docs/", "](../../")
     return markdown.replace("](../", "](").replace("](docs/", "](")

@@ -109,7 +109,7 @@ def test_the_first_studys_commands_work_as_written(folder: Path) -> None:
 
 def test_the_megatron_page_quotes_what_was_measured() -> None:
     page = (ROOT / "docs/megatron.md").read_text()
-    measured = json.loads((ROOT / "benchmarks/h200-optimize-2026-11-15.json").read_text())["studies"]["dense"]
+    measured = json.loads((ROOT / "benchmarks/results/h200-optimize-2026-11-15.json").read_text())["studies"]["dense"]
     base = measured[0]["value"]
     for trial in measured:
         gain = "" if trial["is_baseline"] else f"{100 * (trial['value'] / base - 1):+.1f}%"

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from h200_probes import TARGET, Compared, compare, report, swept
 
-FILES = sorted((ROOT / "benchmarks").glob("h200-probes-*/*.json"))
+FILES = sorted((ROOT / "benchmarks" / "results").glob("h200-probes-*/*.json"))
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def test_guided_stops_by_itself_and_tries_the_optimizer_of_which_it_knows_nothin
 
 def test_a_problem_names_the_same_model_and_cluster_as_the_runs_that_are_fitted(landscape: Landscape) -> None:
     replayed = to_replay(landscape.problem())
-    fitted = {run.landscape for run in read_measured(max((ROOT / "benchmarks").glob("h200-sweep-*.csv")))}
+    fitted = {run.landscape for run in read_measured(max((ROOT / "benchmarks" / "results").glob("h200-sweep-*.csv")))}
     assert replayed.place in fitted
     assert {item.layout.flash_attention for item in replayed.recorded} == {True, False}
     assert {item.layout.recompute for item in replayed.recorded} == {"none", "full/uniform"}

@@ -1,4 +1,4 @@
-"""The model of collectives against published tables of nccl-tests (benchmarks/nccl-tables.csv)."""
+"""The model of collectives against published tables of nccl-tests (benchmarks/results/nccl-tables.csv)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = dict[str, str]
 def tables() -> dict[tuple[str, ...], list[Row]]:
     """Return the rows from 1 MiB up by source, machine and collective."""
     found = defaultdict(list)
-    with (ROOT / "benchmarks" / "nccl-tables.csv").open() as file:
+    with (ROOT / "benchmarks" / "results" / "nccl-tables.csv").open() as file:
         for row in csv.DictReader(file):
             if int(row["bytes"]) >= MIB:
                 key = tuple(row[name] for name in ("source", "gpu", "nodes", "gpus", "collective"))

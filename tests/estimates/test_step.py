@@ -96,7 +96,7 @@ def test_what_is_frozen_has_no_gradient_and_no_update() -> None:
 
 
 def test_a_first_micro_batch_of_each_shape_takes_the_host_longer() -> None:
-    """Llama of 8 layers, checkpointed, micro-batch 1 (benchmarks/h200-loops-2026-11-17.csv): 0.47 and 1.63 s."""
+    """Llama of 8 layers, checkpointed, micro-batch 1 (results/h200-loops-2026-11-17.csv): 0.47 and 1.63 s."""
     model = replace(MODEL, num_layers=8, hidden=2048, ffn_hidden=8192, num_heads=16, num_kv_heads=4, head_dim=128)
     job = JobSpec(seq_len=2048, framework=load_framework("hf-accelerate"))
     layouts = LayoutBatch.of(tp=1, dp=1, mbs=1, gbs=8, zero=0, recompute=RECOMPUTE_UNIFORM)

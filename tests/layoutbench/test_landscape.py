@@ -103,7 +103,7 @@ def test_the_landscapes_that_ship_have_three_models_with_twenty_layouts_and_nois
 
 
 def test_the_sweep_on_an_h200_becomes_the_landscapes_that_ship(tmp_path: Path) -> None:
-    table = ROOT / "benchmarks" / "h200-landscapes-2026-11-17.csv"
+    table = ROOT / "benchmarks" / "results" / "h200-landscapes-2026-11-17.csv"
     for path in convert(table, tmp_path):
         assert read_landscape(path) == read_landscape(SHIPPED / path.name)
 

@@ -60,7 +60,7 @@ def test_the_figures_in_the_pages_words_are_those_of_its_equations(by_hand: dict
 
 
 def test_the_pages_scoreboard_is_that_of_the_benchmarks() -> None:
-    scoreboard = (ROOT / "benchmarks" / "scoreboard.md").read_text()
+    scoreboard = (ROOT / "benchmarks" / "results" / "scoreboard.md").read_text()
     table = PAGE.partition("## Scoreboard")[2].partition("## What it cannot do")[0]
     figures = set(re.findall(r"\d+\.\d+%?", table)) - {"0.20", "0.9"}
     assert len(figures) > 10

@@ -54,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     board.set_defaults(command=_leaderboard)
 
     made = commands.add_parser("build", help="build landscapes from tables of measured runs")
-    data = Path(os.environ.get("ZENITHTUNE_DATA") or "../shared/data")
+    data = os.environ.get("ZENITHTUNE_DATA")
     made.add_argument(
-        "--data", type=Path, default=data, help="CSV file or folder (default: ZENITHTUNE_DATA or %(default)s)"
+        "--data", type=Path, default=data, required=not data, help="CSV file or folder (default: ZENITHTUNE_DATA)"
     )
     made.add_argument("--output", type=Path, required=True, help="a folder outside of the package")
     made.set_defaults(command=_build)

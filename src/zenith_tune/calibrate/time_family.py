@@ -121,7 +121,7 @@ FAMILIES = (
         name="torchtitan-autocast",
         frameworks=("torchtitan-autocast", "torchtitan-eager"),
         # Without torch.compile each operation is a pass of its own. Measured on an H200, as all of these
-        # (benchmarks/h200-torchtitan-rows-2026-11-17.csv); what is said of messages is as fitted to the published runs.
+        # (benchmarks/results/h200-torchtitan-rows-2026-11-17.csv); messages are as fitted to the published runs.
         start=TimeCoefficients(
             attention_efficiency=0.6,
             hidden_passes=150.0,
@@ -158,7 +158,7 @@ FAMILIES = (
         frameworks=("hf-accelerate",),
         # Layers of plain PyTorch: norms, rotary embedding and residuals are dozens of passes, some of them in fp32.
         start=TimeCoefficients(
-            # Measured on an H200 (benchmarks/h200-landscapes-2026-11-17.csv), as all of these.
+            # Measured on an H200 (benchmarks/results/h200-landscapes-2026-11-17.csv), as all of these.
             hidden_passes=700.0,
             ffn_passes=50.0,
             # Eager attention scales, masks and casts scores to fp32 for the softmax and back, each a pass of its own.
@@ -180,7 +180,7 @@ FAMILIES = (
             score_passes=80.0,
             # PyTorch's Adam, unfused, with fp32 copies of weights and gradients; measured as the launches are.
             optimizer_passes=110.0,
-            # On the host of an H200 (benchmarks/h200-sweep-2026-11-16.csv): experts run one after another.
+            # On the host of an H200 (benchmarks/results/h200-sweep-2026-11-16.csv): experts run one after another.
             layer_launch_s=6.0e-3,
             # Selective recomputation launches the core of attention again: about a third of a forward pass.
             launch_selected=0.15,

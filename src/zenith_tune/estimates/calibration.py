@@ -93,7 +93,7 @@ class TimeCoefficients:
     step_overhead_s: float = 5.0e-3
     """What a step costs besides: data, logging, clipping."""
     shape_s: float = 0.15
-    """What the host takes for the first micro-batch of each shape (benchmarks/h200-loops-2026-11-17.csv)."""
+    """What the host takes for the first micro-batch of each shape (benchmarks/results/h200-loops-2026-11-17.csv)."""
     handover_exposed: float = 0.3
     """Share of the messages between the chunks of an interleaved pipeline that no computation hides."""
     handover_wait_s: float = 0.0

@@ -6,8 +6,8 @@ from; FAST and SLOW the links' rates times the share of them that a large messag
 Each algorithm takes `waits + bytes / bandwidth` and the fastest counts, as in NCCL's own tuner (NVIDIA/nccl, commit
 5067397c of 2026-06-11, src/graph/tuning.cc), whose base latencies, latencies of a step and shares of the bandwidth the
 constants began as. They were then fitted to what people published of nccl-tests: rings, trees and switches to all rows
-of collectives from 512 KiB up, on 2026-11-16; exchanges and sends by hand. benchmarks/nccl-tables.csv has those whose
-address is known; those of exchanges are not among them.
+of collectives from 512 KiB up, on 2026-11-16; exchanges and sends by hand.
+benchmarks/results/nccl-tables.csv has those whose address is known, none of exchanges among them;
 tests/estimates/test_nccl_tables.py compares them.
 
 A ring inside a domain passes (n-1)/n * V over every link in n-1 steps (Thakur et al., "Optimization of Collective

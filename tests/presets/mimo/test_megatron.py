@@ -305,7 +305,7 @@ def test_the_encoder_of_the_examples_own_script_takes_half_a_second() -> None:
     s, h = 16384, 1280
     assert stage_s == pytest.approx(3 * 32 * 2 * s * (12 * h * h + 2 * s * h) / (0.4 * 989e12), rel=0.03)
     assert 0.4 < stage_s < 0.6
-    # 32 of the layers that took 4.49 and 11.58 ms on an H200 (benchmarks/h200-mimo-2026-11-17.json).
+    # 32 of the layers that took 4.49 and 11.58 ms on an H200 (benchmarks/results/h200-mimo-2026-11-17.json).
     measured = bound(command, cluster="h200x8", **ROOMY).space.predict(at).encoder_stage_s
     assert measured == pytest.approx(32 * (4.49e-3 + 11.58e-3), rel=0.05)
 

@@ -48,7 +48,7 @@ MEASURED = {
     ),
 }
 """One H200, plain torch in bfloat16: RADIO-H's blocks, and attention and experts of the example's language model
-(benchmarks/h200-mimo-2026-11-17.json). Other GPUs are taken to do as well by their stated peaks."""
+(benchmarks/results/h200-mimo-2026-11-17.json). Other GPUs are taken to do as well by their stated peaks."""
 ROOM = 0.92
 """The part of a GPU's memory that training may fill."""
 MAX_EP = 64

@@ -30,7 +30,7 @@ STEPS_APART, MEMORY_APART = 0.2, 0.1
 """Logarithms of predicted step times and memory that differ by so much do not all come out the same."""
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
 EXPECTED_TRIALS = 6
-"""Until it ends by itself: the mean over measured landscapes (benchmarks/replay.md)."""
+"""Until it ends by itself: the mean over measured landscapes (benchmarks/results/replay.md)."""
 EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
 
 
