@@ -2,12 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What `make test` installs besides the base: a Python that an engine has no wheel for yet leaves the engines out (EXTRAS=dev).
+EXTRAS ?= dev,engines
+BENCH_EXTRAS ?= optuna,smac,boosted,deepspeed,syne-tune
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 # Measured runs, for the tests and figures that need them; without them those are skipped.
 export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: demo test test-all check docs site bench scoreboard replay leaderboard calibrations clean
+.PHONY: demo test test-all coverage check docs site bench scoreboard replay leaderboard calibrations clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -26,6 +29,12 @@ test: $(VENV)/.dev  ## what everybody runs: minutes, on two cores
 
 test-all: $(VENV)/.dev  ## the rest, which CI runs beside it
 	$(PYTEST) -m slow
+
+coverage: $(VENV)/.dev  ## the lines of src that `make test` runs, also in the processes that it starts
+	$(BIN)/coverage erase
+	-PATH="$(CURDIR)/$(BIN):$$PATH" coverage run -m pytest --workers 6 -m "not slow"
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --skip-covered --sort=miss | tail -40
 
 check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/ruff check .
@@ -73,7 +82,7 @@ $(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
 
 $(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile -e '.[dev,engines]' -e './layoutbench[optuna,smac,boosted,deepspeed,syne-tune]'
+	$(PIP) install --no-compile -e '.[$(EXTRAS)]' -e './layoutbench$(if $(BENCH_EXTRAS),[$(BENCH_EXTRAS)])'
 	touch $@ $(VENV)/.base
 
 clean:

@@ -1,4 +1,4 @@
-"""Writes the measured results of README and docs/guided.md from benchmarks/results/, or checks that they are current."""
+"""Writes the measured results of README and docs/guided.md from benchmarks/results/, or checks them with --check."""
 
 from __future__ import annotations
 

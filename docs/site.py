@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = ("benchmarks/*.py", *(f"benchmarks/results/*.{kind}" for kind in ("md", "json", "svg", "csv")))
-ALONE = ("SECURITY.md", "CHANGELOG.md", "examples/first_study.ipynb")
+ALONE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/first_study.ipynb")
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from zenith_tune.tuner import PresetTuner as PresetTuner
     from zenith_tune.tuning.events import StudyListener as StudyListener
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Imported when first used, so that `import zenith_tune` and `zenithtune --help` stay quick.
 _HOMES = {
