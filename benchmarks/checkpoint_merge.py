@@ -37,7 +37,7 @@ Weights = NDArray[np.uint16]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Hold a model in the image of Llama: grouped queries, a gated MLP, an output layer of its own."""
+    """A model shaped like Llama: grouped queries, a gated MLP, an output layer of its own."""
 
     hidden: int
     num_layers: int

@@ -43,7 +43,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """Hold one run of a tuner: how long it took, what it chose, and how many times it started the training."""
+    """One run of a tuner: how long it took, what it chose, and how many times it started the training."""
 
     who: str
     seconds: float

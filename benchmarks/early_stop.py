@@ -74,7 +74,7 @@ RULES: dict[str, Judge] = {"new": new_rule, "old": old_rule}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """Hold how one trial went."""
+    """The outcome of one trial."""
 
     why: str | None
     """The first word of the reason; None of one that ran to its end."""

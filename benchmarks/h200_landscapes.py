@@ -43,7 +43,7 @@ NOTES = {"padded": "FLAG: padded samples", "varied": "FLAG: samples of many leng
 
 @dataclass(frozen=True)
 class Shape:
-    """Hold what is trained, and by how many sequences in a step."""
+    """The model that is trained, and the sequences of a step."""
 
     model: str
     hidden: int

@@ -32,7 +32,7 @@ TARGET = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Hold one probed rank and what was predicted for it."""
+    """One probed rank and what was predicted for it."""
 
     run: MeasuredRun
     memory_bytes: float

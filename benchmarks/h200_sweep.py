@@ -41,7 +41,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Hold one run of the sweep."""
+    """One run of the sweep."""
 
     kind: str
     hidden: int

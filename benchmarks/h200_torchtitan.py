@@ -113,7 +113,7 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Hold one run of the sweep."""
+    """One run of the sweep."""
 
     model: str
     mbs: int = 1

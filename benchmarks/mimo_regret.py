@@ -49,7 +49,7 @@ FIRST = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Hold a model and the ranks that it is trained on."""
+    """A model and the ranks that it is trained on."""
 
     num_ranks: int
     options: str

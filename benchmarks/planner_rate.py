@@ -43,7 +43,7 @@ CHECKED, CHECKED_PIECES = 200, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Hold one whole space to plan."""
+    """One whole space to plan."""
 
     model: str
     cluster: str

@@ -35,7 +35,7 @@ EXTRAS = ("trial_wall_s", "max_reserved_mib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Hold one layout of a landscape; its repeats count as one."""
+    """One layout of a landscape; its repeats count as one."""
 
     point: Params
     layout: Layout
@@ -61,7 +61,7 @@ Find = Callable[[Mapping[str, Value]], Recorded | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """Hold what was measured of one model on one cluster, less what the framework's own rules forbid."""
+    """The measurements of one model on one cluster, less what the framework's own rules forbid."""
 
     name: str
     source: str

@@ -130,7 +130,7 @@ def _trial(item: Recorded, params: Mapping[str, Value], why: str) -> Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Hold what one strategy did on one landscape."""
+    """The trials of one strategy on one landscape."""
 
     strategy: str
     landscape: str

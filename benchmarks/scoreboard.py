@@ -37,7 +37,7 @@ Scores = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Hold every judged run."""
+    """All judged runs."""
 
     memory: list[HeldOutMemory]
     speed: list[Judged]

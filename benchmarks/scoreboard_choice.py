@@ -52,7 +52,7 @@ def choice(speed: list[Judged], memory: list[HeldOutMemory]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """Hold what came of choosing in one landscape."""
+    """The outcome of a choice in one landscape."""
 
     layouts: int
     behind: float

@@ -47,7 +47,7 @@ FOLLOWED_S = 20.0
 
 
 class Written:
-    """Hold a study that is being written."""
+    """A study that is being written."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True)

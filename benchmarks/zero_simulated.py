@@ -63,7 +63,7 @@ Point = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
-    """Hold one job and the laws of its memory and time."""
+    """One job, with equations for its memory and time."""
 
     subject: ZeroSubject
     rank_batch: int
@@ -201,7 +201,7 @@ class SimulatedTrials(EvalFunction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Hold how a search ended."""
+    """The outcome of a search."""
 
     name: str
     noise: float

@@ -73,7 +73,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Layout:
-    """Hold the parallel sizes, checked as Megatron checks them."""
+    """The parallel sizes, checked as Megatron checks them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options

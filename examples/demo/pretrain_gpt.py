@@ -84,7 +84,7 @@ def read_options() -> argparse.Namespace:
 
 
 class Run:
-    """Hold one run: its sizes, checked as Megatron-LM checks them, its memory and the time of its step."""
+    """One run: its sizes, checked as Megatron-LM checks them, its memory and the time of its step."""
 
     def __init__(self, options: argparse.Namespace, world_size: int) -> None:
         self.options, self.world_size = options, world_size

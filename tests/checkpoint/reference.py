@@ -46,7 +46,7 @@ OLD = {
 
 @dataclass
 class Shape:
-    """Hold what a random model looks like."""
+    """What a random model looks like."""
 
     layers: int = 4
     hidden: int = 8
@@ -92,7 +92,7 @@ def random_shape(random: Random) -> Shape:
 
 
 class Model:
-    """Hold the smallest parts of a model, from which shards of any layout and the whole are built."""
+    """The smallest parts of a model, from which shards of any layout and the whole are built."""
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
         self.shape = shape

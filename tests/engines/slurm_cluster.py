@@ -33,7 +33,7 @@ def need_slurm() -> None:
 
 
 class SlurmCluster:
-    """Hold the daemons of one cluster; each is known by its pid file and ended by that pid."""
+    """The daemons of one cluster; each is known by its pid file and ended by that pid."""
 
     def __init__(self, folder: Path, num_nodes: int = 4, gpus_per_node: int = GPUS_PER_NODE) -> None:
         self._folder = folder

@@ -40,7 +40,7 @@ ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Hold the CPU seconds of this process and of the programs that it called."""
+    """The CPU seconds of this process and of the programs that it called."""
 
     own_s: float
     programs_s: float

@@ -56,7 +56,7 @@ class StormWitness(Witness):
 
 @dataclass
 class Storm:
-    """Hold what became of the study."""
+    """The outcome of the study."""
 
     trials: dict[str, Trial]
     states: dict[str, list[str]]

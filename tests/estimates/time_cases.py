@@ -47,7 +47,7 @@ IDEAL = TimeCoefficients(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Hold what the functions of time take."""
+    """The inputs of the time functions."""
 
     workload: Workload
     machine: Machine

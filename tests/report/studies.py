@@ -101,7 +101,7 @@ BEST = 4
 
 
 class Recorded:
-    """Hold a study that is being written."""
+    """A study that is being written."""
 
     def __init__(self, root: Path, name: str, about: StudyHeader) -> None:
         root.mkdir(parents=True, exist_ok=True)

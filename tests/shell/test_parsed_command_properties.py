@@ -35,7 +35,7 @@ exec "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Hold what a program was given: the words up to its script, those after it, and two variables."""
+    """The arguments that a program was given: the words up to its script, those after it, and two variables."""
 
     launch: list[str]
     own: list[str]

@@ -161,7 +161,7 @@ def _add_newer(parser: argparse.ArgumentParser, version: tuple[int, int]) -> Non
 
 
 class Training:
-    """Hold a layout that Megatron accepts; what it refuses raises with Megatron's text."""
+    """A layout that Megatron accepts; what it refuses raises with Megatron's text."""
 
     def __init__(self, options: argparse.Namespace, world: int) -> None:
         self.options, self.world = options, world

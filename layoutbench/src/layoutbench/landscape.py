@@ -33,7 +33,7 @@ class LandscapeError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Hold one measured run of a layout: the seconds of each of its steady steps, or how it failed."""
+    """One measured run of a layout: the seconds of each of its steady steps, or how it failed."""
 
     outcome: str
     steps_s: tuple[float, ...] = ()
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Hold one layout and its repeated runs."""
+    """One layout and its repeated runs."""
 
     params: Params
     runs: tuple[Run, ...]
@@ -69,7 +69,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landscape:
-    """Hold all layouts of one model on one cluster."""
+    """All layouts of one model on one cluster."""
 
     name: str
     model: Mapping[str, Any]

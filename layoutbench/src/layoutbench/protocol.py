@@ -14,7 +14,7 @@ Params = Mapping[str, int | str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Hold all that a tuner may know before its first trial."""
+    """All that a tuner may know before its first trial."""
 
     model: Mapping[str, Any]
     job: Mapping[str, Any]
@@ -28,7 +28,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Hold how one trial ended; `step_s` is None unless the outcome is "ok"."""
+    """The outcome of one trial; `step_s` is None unless the outcome is "ok"."""
 
     outcome: str
     step_s: float | None = None

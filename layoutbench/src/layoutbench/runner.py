@@ -44,7 +44,7 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Hold what one tuner did on one landscape with one seed."""
+    """The trials of one tuner on one landscape with one seed."""
 
     tuner: str
     landscape: str

@@ -47,7 +47,7 @@ Verdict = tuple[str, int, Params, bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Hold a file of verdicts, what was searched, and how many rows there are at least."""
+    """A file of verdicts, what was searched, and how many rows there are at least."""
 
     file: str
     search: str

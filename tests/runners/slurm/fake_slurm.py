@@ -18,7 +18,7 @@ PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
 
 
 class FakeSlurm:
-    """Hold the folder of the programs; what they answer can be changed at any time."""
+    """The folder of the programs; what they answer can be changed at any time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

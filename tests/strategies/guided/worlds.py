@@ -68,7 +68,7 @@ def prior(calibration: Calibration | None = None) -> Prior:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Hold how the true machine differs: factors of coefficients, of memory, and each layout's own luck."""
+    """The differences of the true machine: factors of coefficients, of memory, and each layout's own error."""
 
     factors: Mapping[str, float]
     memory: float = 1.0

@@ -18,7 +18,7 @@ FLOOR_S = 1e3
 
 
 class Box:
-    """Hold the layouts of a problem as vectors from 0 to 1: the rank of each choice on its axis."""
+    """The layouts of a problem as vectors from 0 to 1: the rank of each choice on its axis."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.axes = {name: list(axis) for name, axis in problem.axes.items() if len(axis) > 1}

@@ -56,7 +56,7 @@ UNFUSED_LATENT = ("0.11", "0.12")
 
 
 class Verdict(NamedTuple):
-    """Hold one row."""
+    """One row of the table."""
 
     release: str
     model: str
