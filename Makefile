@@ -63,14 +63,17 @@ leaderboard: $(VENV)/.dev  ## run every tuner on LayoutBench's landscapes, and w
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$${ZENITHTUNE_DATA:-../shared/data}" $(addprefix --rows ,$(wildcard benchmarks/h200-*.csv)) $(addprefix --probes ,$(wildcard benchmarks/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
-$(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
+PACKAGES := pyproject.toml layoutbench/pyproject.toml checkpoint/pyproject.toml mimo/pyproject.toml
+
+$(VENV)/.base: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -e . -e ./layoutbench
 	touch $@
 
-$(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
+$(VENV)/.dev: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile -e '.[dev,engines]' -e './layoutbench[optuna,smac,boosted,deepspeed,syne-tune]'
+	$(PIP) install --no-compile -e '.[dev,engines]' -e ./checkpoint -e ./mimo \
+		-e './layoutbench[optuna,smac,boosted,deepspeed,syne-tune]'
 	touch $@ $(VENV)/.base
 
 clean:

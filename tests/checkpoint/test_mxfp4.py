@@ -12,11 +12,11 @@ import pytest
 from tests.checkpoint.shard_files import need_torch
 from tests.checkpoint.test_hf_names import BASE, MODELS, logits
 from tests.requirements import need_module
-from zenith_tune.checkpoint.convert import Names, Target, merge, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.mxfp4 import dequantized
-from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.checkpoint.tensor_view import StoredTensor
+from zenith_checkpoint.convert import Names, Target, merge, reshard
+from zenith_checkpoint.model_shape import ModelShape
+from zenith_checkpoint.mxfp4 import dequantized
+from zenith_checkpoint.output_place import Format
+from zenith_checkpoint.tensor_view import StoredTensor
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 

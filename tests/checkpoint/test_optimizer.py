@@ -14,11 +14,11 @@ from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import from_torch, need_torch, same, to_torch, write_shards
 from tests.checkpoint.test_sources import dcp_save
 from tests.mentions import mentions
-from zenith_tune.checkpoint.convert import Target, reshard
-from zenith_tune.checkpoint.optimizer.flat_buffers import by_numels, coalesced, in_buckets
-from zenith_tune.checkpoint.optimizer.state import in_order
-from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.checkpoint.reading.dist_folder import DistFolder
+from zenith_checkpoint.convert import Target, reshard
+from zenith_checkpoint.optimizer.flat_buffers import by_numels, coalesced, in_buckets
+from zenith_checkpoint.optimizer.state import in_order
+from zenith_checkpoint.output_place import Format
+from zenith_checkpoint.reading.dist_folder import DistFolder
 from zenith_tune.errors import UsageError
 
 SHAPE = Shape(dtype="F32", divisor=1, vocab=12)

@@ -15,8 +15,8 @@ import pytest
 from tests.checkpoint.reference import Model, Shape, Weights
 from tests.checkpoint.shard_files import need_torch, write_bin, write_safetensors, write_shards
 from tests.mentions import mentions
-from zenith_tune.checkpoint.convert import Target, merge, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
+from zenith_checkpoint.convert import Target, merge, reshard
+from zenith_checkpoint.model_shape import ModelShape
 from zenith_tune.errors import UsageError
 
 

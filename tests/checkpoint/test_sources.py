@@ -18,8 +18,8 @@ from tests.checkpoint.shard_files import need_torch, read, same, to_torch, write
 from tests.checkpoint.test_refused_shards import refused
 from tests.mentions import mentions
 from tests.requirements import need_module
-from zenith_tune.checkpoint.convert import merge
-from zenith_tune.checkpoint.reading.safe_pickle import Described, HoldsCodeError, load_plainly
+from zenith_checkpoint.convert import merge
+from zenith_checkpoint.reading.safe_pickle import Described, HoldsCodeError, load_plainly
 
 EXPERTS = ".experts.local_experts."
 

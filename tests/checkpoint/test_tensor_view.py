@@ -6,8 +6,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from zenith_tune.checkpoint import tensor_view
-from zenith_tune.checkpoint.tensor_view import TensorView
+from zenith_checkpoint import tensor_view
+from zenith_checkpoint.tensor_view import TensorView
 from zenith_tune.errors import UsageError
 
 

@@ -20,7 +20,7 @@ from tests.checkpoint.shard_files import need_torch, read, same, write_shards
 from tests.mentions import mentions
 from tests.requirements import need_root
 from tests.started_processes import start_process
-from zenith_tune.checkpoint.convert import Target, merge, reshard
+from zenith_checkpoint.convert import Target, merge, reshard
 from zenith_tune.errors import DiskFullError, UsageError
 
 LARGE_MIB = 384
@@ -82,7 +82,7 @@ def run_limited(code: str, *args: Path) -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from zenith_tune.checkpoint import convert
+from zenith_checkpoint import convert
 def size(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) * 1024

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.config import LANGUAGE, MimoLayout, ModuleLayout
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE, MimoLayout, ModuleLayout
 
 MAX_TP = 8
 """Beyond a node's GPUs tensor parallelism is too slow to be searched."""

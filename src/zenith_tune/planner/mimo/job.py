@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.config import LANGUAGE
-from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate
+from zenith_tune.planner.mimo.modules import LANGUAGE
+from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate
 
 ENCODER = "encoder"
 MODULES = (ENCODER, LANGUAGE)

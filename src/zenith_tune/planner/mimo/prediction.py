@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.config import LANGUAGE, ModuleLayout
-from zenith_tune.mimo.work import ModuleWork
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE, ModuleLayout
 from zenith_tune.planner.mimo.timeline import all_reduce_s, all_units, passes_of, place_ranks, step_time
+from zenith_tune.planner.mimo.work import ModuleWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.config import LANGUAGE, ModuleLayout, lane_partners
-from zenith_tune.mimo.work import ModuleRates, ModuleWork, stage_layers
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE, ModuleLayout, lane_partners
+from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, stage_layers
 
 SUMS_PER_LAYER = 2
 """Forward after attention and after the perceptron, backward before them (Megatron-LM, arXiv 1909.08053, figure 4)."""

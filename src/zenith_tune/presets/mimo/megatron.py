@@ -10,10 +10,10 @@ from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.config import LANGUAGE
-from zenith_tune.mimo.work import ModuleRates, PassRate
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE
+from zenith_tune.planner.mimo.work import ModuleRates, PassRate
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.emit import NEWER_THAN_HOPPER
 from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import TransformerConfig
-from zenith_tune.mimo.work import ModuleWork, PartWork, layer_work
+from zenith_tune.planner.mimo.modules import TransformerConfig
+from zenith_tune.planner.mimo.work import ModuleWork, PartWork, layer_work
 
 PATTERN = "--hybrid-layer-pattern"
 KINDS = "M*-E"
