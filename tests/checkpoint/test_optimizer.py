@@ -119,14 +119,7 @@ PROJECTION = "decoder.layers.self_attention.linear_proj.weight"
 
 
 def whole_tensors(dist: DistFolder) -> dict[str, Any]:
-    torch = need_torch()
-    found = {}
-    for key in dist.entries:
-        tensor = dist.chunked(key)
-        (chunk,) = tensor.chunks
-        data = bytearray(chunk.tensor.mosaic.read().tobytes())
-        found[key] = torch.frombuffer(data, dtype=torch.float32).reshape(tensor.shape)
-    return found
+    return {key: dist.data(key).read().clone() for key in dist.entries}
 
 
 def save_flat(folder: Path, state: dict[str, Any], keys: list[str]) -> None:

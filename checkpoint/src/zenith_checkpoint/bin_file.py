@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import mmap
 import warnings
@@ -12,19 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed import checkpoint
+
 from zenith_checkpoint.output_place import beside
-from zenith_checkpoint.tensor_view import ITEM_BYTES, TORCH_NAMES, JoinedTensor
-from zenith_tune.errors import UsageError
-
-
-def import_torch(why: str) -> Any:
-    """Return torch, or refuse in one line that names the extra."""
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        hint = "install 'zenith-tune[checkpoint]', or use .safetensors"
-        raise UsageError(f"{why}, which needs torch, but torch is not installed", hint=hint) from None
-
+from zenith_checkpoint.tensors import JoinedTensor
 
 ALIGNMENT = 64
 
@@ -34,9 +25,8 @@ def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, 
 
     What stands beside them, or alone where there are none, may hold tensors anywhere in it.
     """
-    torch = import_torch(f"{path.name} is a .bin file")
     listed = list(tensors)
-    with mapped(torch, path, [*listed, *leaves(beside)]) as found:
+    with mapped(path, [*listed, *leaves(beside)]) as found:
         weights: dict[str, Any] = {}
         for tensor, value in found[: len(listed)]:
             _put(weights, tensor, value)
@@ -52,10 +42,8 @@ def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, 
 
 def write_dist(folder: Path, tensors: Iterable[JoinedTensor], plain: dict[str, Any]) -> None:
     """Write a new folder as Megatron's torch_dist."""
-    torch = import_torch("torch_dist is written by torch")
-    checkpoint = importlib.import_module("torch.distributed.checkpoint")
     folder.mkdir(parents=True)
-    with mapped(torch, folder / "weights", tensors) as found, warnings.catch_warnings():
+    with mapped(folder / "weights", tensors) as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is one process which saves
         writer = checkpoint.FileSystemWriter(str(folder), sync_files=False)
         try:
@@ -87,7 +75,7 @@ def _filled(tree: Any, values: dict[int, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def mapped(torch: Any, path: Path, tensors: Iterable[JoinedTensor]) -> Iterator[list[tuple[JoinedTensor, Any]]]:
+def mapped(path: Path, tensors: Iterable[JoinedTensor]) -> Iterator[list[tuple[JoinedTensor, Any]]]:
     """Yield each tensor as one of torch's, whose bytes lie in a file beside a path while the block runs."""
     with beside(path) as raw:
         listed = list(tensors)
@@ -95,7 +83,7 @@ def mapped(torch: Any, path: Path, tensors: Iterable[JoinedTensor]) -> Iterator[
         with raw.open("r+b") as file:
             # Shared, so that the kernel may take the pages back at any time.
             view = mmap.mmap(file.fileno(), 0)
-        yield [(each, _mapped(torch, view, each, offset)) for each, offset in zip(listed, offsets, strict=True)]
+        yield [(each, _mapped(view, each, offset)) for each, offset in zip(listed, offsets, strict=True)]
 
 
 def _cause(error: RuntimeError) -> BaseException:
@@ -112,17 +100,17 @@ def _write_raw(path: Path, tensors: list[JoinedTensor]) -> list[int]:
         for tensor in tensors:
             file.write(bytes(-file.tell() % ALIGNMENT))
             offsets.append(file.tell())
-            for block in tensor.mosaic.blocks():
-                file.write(block.data)
+            for block in tensor.data.blocks():
+                file.write(block.numpy().data)
         file.write(bytes(ALIGNMENT))  # an empty file cannot be mapped
     return offsets
 
 
-def _mapped(torch: Any, view: mmap.mmap, tensor: JoinedTensor, offset: int) -> Any:
-    dtype = getattr(torch, TORCH_NAMES[tensor.dtype])
-    count = tensor.num_bytes // ITEM_BYTES[tensor.dtype]
-    flat = torch.frombuffer(view, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
-    return flat.reshape(tensor.shape)
+def _mapped(view: mmap.mmap, tensor: JoinedTensor, offset: int) -> torch.Tensor:
+    if not tensor.num_bytes:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    count = tensor.num_bytes // tensor.dtype.itemsize
+    return torch.frombuffer(view, dtype=tensor.dtype, count=count, offset=offset).reshape(tensor.shape)
 
 
 def _put(weights: dict[str, Any], tensor: JoinedTensor, value: Any) -> None:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from zenith_checkpoint.bin_file import import_torch, leaves, write_bin, write_dist
+from zenith_checkpoint.bin_file import leaves, write_bin, write_dist
 from zenith_checkpoint.hf_names import KNOWN, heads_of, is_hf, to_hf, to_megatron
 from zenith_checkpoint.joined_model import (
     JoinedModel,
@@ -40,9 +40,9 @@ from zenith_checkpoint.reading.checkpoint import CONFIG, in_files, read_checkpoi
 from zenith_checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, TRACKER
 from zenith_checkpoint.reading.shard_set import ShardSet
 from zenith_checkpoint.reading.state_dict import ARGS
-from zenith_checkpoint.safetensors_shards import write_safetensors
+from zenith_checkpoint.safetensors_file import write_safetensors
 from zenith_checkpoint.split_rules import Numbering, Split, spread
-from zenith_checkpoint.tensor_view import JoinedTensor
+from zenith_checkpoint.tensors import JoinedTensor
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 
@@ -79,8 +79,6 @@ def merge(
             f"--output must end in {' or '.join(EXTENSIONS)}, but is {str(output)!r}", hint="name its kind"
         )
     kind = Format.SAFETENSORS if is_folder else Format(output.suffix[1:])
-    if kind is Format.BIN:
-        import_torch(f"--output {output.name} is a .bin file")
     shards, shape = _read(folder, shape)
     if names is not None:
         shards, shape = _with_megatron_names(shards, shape, sequential=False)
@@ -158,8 +156,6 @@ def reshard(
     refuse_folder(output, folder, force=force)
     shards, shape = _with_megatron_names(*_read(folder, shape), sequential=target.sequential_experts)
     kind = target.format or shards.format
-    if kind is not Format.SAFETENSORS:
-        import_torch("this format is written by torch")
     _refuse_target(target, kind)
     model = join_shards(shards, shape)
     _refuse_unknown(model, folder, kind)
@@ -228,11 +224,8 @@ def _cut(
     optimizer: JoinedOptimizer, model: JoinedModel, layout: NewLayout, shards: ShardSet, target: Target
 ) -> tuple[WrittenOptimizer | None, str]:
     """Return the optimizer's state as it is written, or why it is left out."""
-    torch = import_torch("this format is written by torch")
     try:
-        return WrittenOptimizer.of(
-            optimizer, model, layout, source_tp=shards.tp, ep=target.ep, args=shards.args, torch=torch
-        ), ""
+        return WrittenOptimizer.of(optimizer, model, layout, source_tp=shards.tp, ep=target.ep, args=shards.args), ""
     except LeftOutError as error:
         return None, f" ({error})"
 

@@ -13,18 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 from zenith_checkpoint import mxfp4
+from zenith_checkpoint.lazy_tensor import LazyTensor
 from zenith_checkpoint.model_shape import Attention
 from zenith_checkpoint.split_rules import Home, Split
-from zenith_checkpoint.tensor_view import (
-    ITEM_BYTES,
-    JoinedTensor,
-    StoredTensor,
-    TensorView,
-    transposed,
-)
+from zenith_checkpoint.tensors import JoinedTensor, StoredTensor
 from zenith_tune.errors import UsageError
 
 
@@ -145,11 +138,10 @@ def to_megatron(tensors: Mapping[str, StoredTensor], heads: Attention, *, sequen
             used.update(names)
             parts = [tensors[name] for name in names]
             template = _template(rule, is_mixture=layer in mixtures, sequential=sequential)
-            for number, shape, view in _ours(rule.form, parts, heads):
+            for number, data in _ours(rule.form, parts, heads):
                 name = template.format(l=layer, e=expert if number is None else number)
                 key_parts = (name.count(".") + 1,)
-                dtype = mxfp4.DTYPE if rule.form in _MXFP4 else parts[0].dtype
-                made[name] = replace(parts[0], name=name, key_parts=key_parts, dtype=dtype, shape=shape, pieces=view)
+                made[name] = replace(parts[0], name=name, key_parts=key_parts, data=data)
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
         problem = f"no rule tells what {unknown!r} is called in Megatron"
@@ -164,51 +156,43 @@ def _template(rule: Rule, *, is_mixture: bool, sequential: bool) -> str:
     return others[0] if is_other else first
 
 
-def _ours(
-    form: Form, parts: list[StoredTensor], heads: Attention
-) -> Iterator[tuple[int | None, tuple[int, ...], TensorView]]:
-    """Yield Megatron's weights that transformers' make up: the number of the expert, the shape and the bytes."""
-    first, item = parts[0], ITEM_BYTES[parts[0].dtype]
-    views = [each.mosaic for each in parts]
-    shape = (sum(each.shape[0] for each in parts) if first.shape else 0, *first.shape[1:])
+def _ours(form: Form, parts: list[StoredTensor], heads: Attention) -> Iterator[tuple[int | None, LazyTensor]]:
+    """Yield Megatron's weights that transformers' make up, each with the number of its expert."""
+    data = [each.data for each in parts]
     if form is Form.SAME:
-        yield None, first.shape, views[0]
+        yield None, data[0]
     elif form is Form.GATED:
-        yield None, shape, TensorView.stack(views)
+        yield None, LazyTensor.cat(data)
     elif form is Form.QKV:
-        yield None, shape, _fused(views, heads)
+        yield None, _fused(data, heads)
     elif form in _MXFP4:
-        step = 2 if form is Form.MXFP4_UP else 1
-        for expert, view in enumerate(mxfp4.dequantized(first, parts[1], row_step=step)):
-            yield expert, (view.num_rows, view.width // mxfp4.ITEM), view
+        yield from enumerate(mxfp4.dequantized(parts[0], parts[1], row_step=2 if form is Form.MXFP4_UP else 1))
     else:
-        for expert in range(first.shape[0]):
-            row, inner = views[0].rows(expert, expert + 1), first.shape[1:]
-            if form is Form.PACKED:
-                yield expert, inner, row.folded(inner[0])
-                continue
-            matrix = row.folded(inner[0] if len(inner) > 1 else 1)
-            step = 2 if form is Form.PACKED_UP else 1
-            halves = [transposed(matrix, item, columns=np.arange(k, inner[-1], step)) for k in range(step)]
-            yield expert, (inner[-1], *inner[:-1]), TensorView.stack(halves)
+        for expert in range(data[0].shape[0]):
+            weight = data[0].select(expert)
+            if form is not Form.PACKED:
+                weight = weight.transposed()
+            if form is Form.PACKED_UP:
+                weight = LazyTensor.cat([weight.part(0, first, weight.shape[0], 2) for first in range(2)])
+            yield expert, weight
 
 
-def _fused(views: list[TensorView], heads: Attention) -> TensorView:
-    q, k, v = views
+def _fused(data: list[LazyTensor], heads: Attention) -> LazyTensor:
+    q, k, v = data
     size, queries = heads.head_dim, heads.heads // heads.kv_heads * heads.head_dim
     parts = []
     for group in range(heads.kv_heads):
-        parts.append(q.rows(group * queries, (group + 1) * queries))
-        parts += [each.rows(group * size, (group + 1) * size) for each in (k, v)]
-    return TensorView.stack(parts)
+        parts.append(q.part(0, group * queries, (group + 1) * queries))
+        parts += [each.part(0, group * size, (group + 1) * size) for each in (k, v)]
+    return LazyTensor.cat(parts)
 
 
-def _unfused(view: TensorView, heads: Attention) -> list[TensorView]:
+def _unfused(data: LazyTensor, heads: Attention) -> Iterator[LazyTensor]:
     size, queries = heads.head_dim, heads.heads // heads.kv_heads * heads.head_dim
     whole = queries + 2 * size
     starts = [group * whole for group in range(heads.kv_heads)]
-    bounds = [(0, queries), (queries, queries + size), (queries + size, whole)]
-    return [TensorView.stack([view.rows(at + first, at + last) for at in starts]) for first, last in bounds]
+    for first, last in ((0, queries), (queries, queries + size), (queries + size, whole)):
+        yield LazyTensor.cat([data.part(0, at + first, at + last) for at in starts])
 
 
 def to_hf(tensors: Mapping[str, JoinedTensor], attention: tuple[Attention, ...]) -> list[JoinedTensor]:
@@ -227,8 +211,8 @@ def to_hf(tensors: Mapping[str, JoinedTensor], attention: tuple[Attention, ...])
         for (layer, expert), parts in by_layer.items():
             names = [each.format(l=layer, e=expert) for each in rule.hf]
             whole = replace(parts[0], split=Split.WHOLE, home=Home.UNKNOWN)
-            for name, (shape, view) in zip(names, _theirs(rule.form, parts, attention), strict=True):
-                made.append(replace(whole, name=name, shape=shape, mosaic=view))
+            for name, data in zip(names, _theirs(rule.form, parts, attention), strict=True):
+                made.append(replace(whole, name=name, data=data))
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
         problem = f"no rule tells what {unknown!r} is called in transformers"
@@ -243,30 +227,25 @@ def _family(tensors: Mapping[str, JoinedTensor]) -> str:
     return "qwen3_moe" if any(name.endswith(".q_layernorm.weight") for name in tensors) else "mixtral"
 
 
-def _theirs(
-    form: Form, parts: list[JoinedTensor], attention: tuple[Attention, ...]
-) -> Iterator[tuple[tuple[int, ...], TensorView]]:
-    """Yield transformers' weights that Megatron's make up: the shape and the bytes of each."""
-    first, view, item = parts[0], parts[0].mosaic, ITEM_BYTES[parts[0].dtype]
-    shape = first.shape
+def _theirs(form: Form, parts: list[JoinedTensor], attention: tuple[Attention, ...]) -> Iterator[LazyTensor]:
+    """Yield transformers' weights that Megatron's make up."""
+    data = [each.data for each in parts]
+    half = parts[0].shape[0] // 2
     if form is Form.SAME:
-        yield shape, view
+        yield data[0]
     elif form is Form.GATED:
-        half = shape[0] // 2
-        yield from (((half, *shape[1:]), view.rows(start, start + half)) for start in (0, half))
+        yield from (data[0].part(0, start, start + half) for start in (0, half))
     elif form is Form.QKV:
         if len(attention) != 1:
-            problem = f"{first.name!r} cannot be taken apart, as the heads are not known"
+            problem = f"{parts[0].name!r} cannot be taken apart, as the heads are not known"
             raise UsageError(problem, hint="give --model, or --heads and --kv-heads")
-        yield from (((each.num_rows, *shape[1:]), each) for each in _unfused(view, attention[0]))
+        yield from _unfused(data[0], attention[0])
     elif form is Form.PACKED:
-        yield (len(parts), *shape), TensorView.stack([each.mosaic for each in parts])
+        yield LazyTensor.stack(data)
     else:
-        rows = np.arange(shape[0])
         if form is Form.PACKED_UP:
-            rows = rows.reshape(2, -1).T.reshape(-1)
-        turned = [transposed(each.mosaic, item, rows=rows) for each in parts]
-        yield (len(parts), *reversed(shape)), TensorView.stack(turned)
+            data = [LazyTensor.interleaved([each.part(0, at, at + half) for at in (0, half)]) for each in data]
+        yield LazyTensor.stack([each.transposed() for each in data])
 
 
 def heads_of(tensors: Mapping[str, StoredTensor], head_dim: int | None, folder: Path) -> Attention:

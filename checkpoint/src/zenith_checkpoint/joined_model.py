@@ -33,7 +33,7 @@ from zenith_checkpoint.split_rules import (
     renumbered,
     split_of,
 )
-from zenith_checkpoint.tensor_view import JoinedTensor, join_ranks
+from zenith_checkpoint.tensors import JoinedTensor, join_ranks
 from zenith_tune.errors import UsageError
 
 
@@ -167,7 +167,7 @@ def _refuse_grouped(names: list[list[str]]) -> None:
 
 def _refuse_other(known: JoinedTensor, other: JoinedTensor, stage: int, other_stage: int) -> None:
     """Refuse a weight that two stages hold differently."""
-    if (known.dtype, known.shape) != (other.dtype, other.shape) or not known.mosaic.equals(other.mosaic):
+    if (known.dtype, known.shape) != (other.dtype, other.shape) or not known.data.equals(other.data):
         problem = f"{known.name!r} must be the same wherever it is, but stages {stage} and {other_stage} differ"
         raise UsageError(f"{problem}: the shards are of different checkpoints")
 
@@ -205,7 +205,7 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
         return found, embedding is not None
     must_be = shape.tied or copy is not None
     may_be = must_be or (shape.tied is None and pp > 1)
-    is_same = may_be and head.dtype == embedding.dtype and head.mosaic.equals(embedding.mosaic)
+    is_same = may_be and head.dtype == embedding.dtype and head.data.equals(embedding.data)
     if must_be and not is_same:
         problem = f"{head.name!r} must be the same as {embedding.name!r}, as the output layer is tied, but differs"
         raise UsageError(f"{problem}: the shards are of different checkpoints, or give --untied")

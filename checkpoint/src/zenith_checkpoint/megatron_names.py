@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from zenith_checkpoint.lazy_tensor import LazyTensor
 from zenith_checkpoint.split_rules import expert_index, in_layer, is_expert, layer_of, with_expert
-from zenith_checkpoint.tensor_view import JoinedTensor, TensorView, describe
+from zenith_checkpoint.tensors import JoinedTensor, describe
 from zenith_tune.errors import UsageError
 
 _LAYER_NUMBER = re.compile(r"(\blayers\.)[0-9]+\.")
@@ -95,10 +96,10 @@ def _stack(key: str, parts: list[JoinedTensor], num_layers: int) -> JoinedTensor
     first = parts[0]
     other = next((each for each in parts if (each.dtype, each.shape) != (first.dtype, first.shape)), None)
     if other is not None:
-        shown = f"{first.name!r} is {describe(first.dtype, first.shape)} and {other.name!r} "
-        raise UsageError(f"weights of one tensor must be alike, but {shown}{describe(other.dtype, other.shape)}")
-    axes = [num_layers] if num_layers else []
+        shown = f"{first.name!r} is {describe(first)} and {other.name!r} {describe(other)}"
+        raise UsageError(f"weights of one tensor must be alike, but {shown}")
+    stacks = [each.data for each in parts]
     if ".experts.experts." in key:
-        axes.append(len(parts) // max(num_layers, 1))
-    mosaic = TensorView.stack([each.mosaic for each in parts])
-    return replace(first, name=key, key_parts=(1,), shape=(*axes, *first.shape), mosaic=mosaic)
+        num_experts = len(parts) // max(num_layers, 1)
+        stacks = [LazyTensor.stack(stacks[at : at + num_experts]) for at in range(0, len(parts), num_experts)]
+    return replace(first, name=key, key_parts=(1,), data=LazyTensor.stack(stacks) if num_layers else stacks[0])

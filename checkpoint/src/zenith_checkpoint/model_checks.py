@@ -21,7 +21,7 @@ from zenith_checkpoint.split_rules import (
     is_final_norm,
     layer_of,
 )
-from zenith_checkpoint.tensor_view import JoinedTensor, ShardContent, describe
+from zenith_checkpoint.tensors import JoinedTensor, ShardContent, describe
 from zenith_tune.errors import UsageError
 
 Tensors = Mapping[str, JoinedTensor]
@@ -71,8 +71,8 @@ def _refuse_unlike(tensors: Tensors, files: Files) -> None:
             continue
         like = known.setdefault(inner, tensor)
         if (like.dtype, like.shape) != (tensor.dtype, tensor.shape):
-            one = f"{like.name!r} is {describe(like.dtype, like.shape)} in {files[like.name]}"
-            two = f"{name!r} {describe(tensor.dtype, tensor.shape)} in {files[name]}"
+            one = f"{like.name!r} is {describe(like)} in {files[like.name]}"
+            two = f"{name!r} {describe(tensor)} in {files[name]}"
             raise UsageError(f"layers must be alike, but {one} and {two}", hint=HINT)
 
 
@@ -177,5 +177,5 @@ def refuse_widths(tensors: Tensors, shape: ModelShape) -> None:
         elif name.endswith(".router.weight"):
             expected, what = shape.num_experts, "rows, one for each expert"
         if expected is not None and tensor.shape[axis] != expected:
-            problem = f"{name!r} must have {expected} {what}, but is {describe(tensor.dtype, tensor.shape)}"
+            problem = f"{name!r} must have {expected} {what}, but is {describe(tensor)}"
             raise UsageError(problem, hint="check --model")

@@ -7,75 +7,54 @@ the microscaling formats of the Open Compute Project. GPT-OSS is published so; a
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
 
-import numpy as np
+import torch
 
-from zenith_checkpoint.file_slice import Bytes, Slice
-from zenith_checkpoint.tensor_view import ITEM_BYTES, Order, StoredTensor, TensorView, describe
+from zenith_checkpoint.lazy_tensor import Box, LazyTensor
+from zenith_checkpoint.tensors import StoredTensor, describe
 from zenith_tune.errors import UsageError
 
-DTYPE = "BF16"
 BLOCK_ITEMS = 32
 BLOCK_BYTES = BLOCK_ITEMS // 2
-ITEM = ITEM_BYTES[DTYPE]
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXPONENT_BIAS = 127
 
 
 @functools.cache
-def _pairs() -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
+def _pairs() -> torch.Tensor:
     """Return the two values in bf16 that a byte holds, by its scale and itself in one number of 16 bits."""
-    values = np.array([*MAGNITUDES, *(-each for each in MAGNITUDES)], np.float32)
-    with np.errstate(over="ignore"):  # by the last scale, which no weights have
-        scaled = np.ldexp(values, np.arange(256)[:, None] - EXPONENT_BIAS)
-    # Two significant bits: what is cut off of the lower half is zero.
-    items = (scaled.view(np.uint32) >> 16).astype(np.uint16)
-    codes = np.arange(256)
-    return np.stack([items[:, codes & 15], items[:, codes >> 4]], axis=-1).reshape(-1, 2)
+    values = torch.tensor([*MAGNITUDES, *(-each for each in MAGNITUDES)], dtype=torch.float64)
+    scales = 2.0 ** (torch.arange(256, dtype=torch.float64) - EXPONENT_BIAS)
+    items = (scales[:, None] * values).to(torch.bfloat16)  # two significant bits: nothing is rounded
+    codes = torch.arange(256)
+    return torch.stack([items[:, codes & 15], items[:, codes >> 4]], dim=-1).reshape(-1, 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DequantizedSlice(Slice):
-    """Hold a rectangle in bf16 of a matrix that is stored in MXFP4."""
+def _dequantized(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
+    """Return a matrix in bf16 from its blocks, [rows, blocks, bytes], and the scale of each."""
 
-    blocks: TensorView
-    scales: TensorView
-    source_rows: Order
-    """Which row of the source each row is."""
-    first_item: int = 0
-    """Its first column, in values of the source."""
+    def read(box: Box) -> torch.Tensor:
+        rows, columns = box
+        first, last = columns.start // BLOCK_ITEMS, -(-columns.stop // BLOCK_ITEMS)
+        codes = blocks.read_box((rows, slice(first, last), slice(0, BLOCK_BYTES))).int()
+        scale = scales.read_box((rows, slice(first, last))).int()
+        items = _pairs()[scale[..., None] << 8 | codes].reshape(codes.shape[0], -1)
+        return items[:, columns.start - first * BLOCK_ITEMS : columns.stop - first * BLOCK_ITEMS]
 
-    def _part(self, rows: slice, columns: slice) -> DequantizedSlice:
-        return replace(self, source_rows=self.source_rows[rows], first_item=self.first_item + columns.start // ITEM)
-
-    def read_into(self, matrix: Bytes) -> None:
-        """Fill its place in the matrix."""
-        low, high = int(self.source_rows.min()), int(self.source_rows.max()) + 1
-        num_items = self.width // ITEM
-        first, last = self.first_item // BLOCK_ITEMS, -(-(self.first_item + num_items) // BLOCK_ITEMS)
-        order = self.source_rows - low
-        blocks = self.blocks.rows(low, high).columns(first * BLOCK_BYTES, last * BLOCK_BYTES).read()[order]
-        scales = self.scales.rows(low, high).columns(first, last).read()[order]
-        codes = scales[..., None].astype(np.uint16) << 8 | blocks.reshape(*scales.shape, BLOCK_BYTES)
-        start = self.first_item - first * BLOCK_ITEMS
-        items = _pairs()[codes].reshape(self.num_rows, -1)[:, start : start + num_items]
-        matrix[self.top : self.top + self.num_rows, self.left : self.left + self.width] = items.view(np.uint8)
+    num_rows, num_blocks = scales.shape
+    return LazyTensor(shape=(num_rows, num_blocks * BLOCK_ITEMS), dtype=torch.bfloat16, read_box=read)
 
 
-def dequantized(blocks: StoredTensor, scales: StoredTensor, *, row_step: int) -> list[TensorView]:
+def dequantized(blocks: StoredTensor, scales: StoredTensor, *, row_step: int) -> list[LazyTensor]:
     """Return the matrix of each expert in bf16: of every `row_step` rows the first ones, then the second ones below."""
-    is_pair = blocks.shape == (*scales.shape, BLOCK_BYTES) and blocks.dtype == scales.dtype == "U8"
+    is_pair = blocks.shape == (*scales.shape, BLOCK_BYTES) and blocks.dtype == scales.dtype == torch.uint8
     if not is_pair or len(scales.shape) != 3:
-        shown = [describe(each.dtype, each.shape) for each in (blocks, scales)]
         problem = f"{blocks.name!r} and {scales.name!r} must be U8 [experts, rows, blocks, {BLOCK_BYTES}] and U8 "
-        raise UsageError(f"{problem}[experts, rows, blocks], but are {' and '.join(shown)}", hint="save it again")
-    num_experts, num_rows, num_blocks = scales.shape
-    width = num_blocks * BLOCK_ITEMS * ITEM
-    rows = np.concatenate([np.arange(first, num_rows, row_step) for first in range(row_step)])
+        shown = f"{describe(blocks)} and {describe(scales)}"
+        raise UsageError(f"{problem}[experts, rows, blocks], but are {shown}", hint="save it again")
     found = []
-    for expert in range(num_experts):
-        stored = [each.mosaic.rows(expert, expert + 1).folded(num_rows) for each in (blocks, scales)]
-        whole = DequantizedSlice(blocks=stored[0], scales=stored[1], source_rows=rows, num_rows=num_rows, width=width)
-        found.append(TensorView(num_rows, width, (whole,)))
+    for expert in range(scales.shape[0]):
+        pair = blocks.data.select(expert), scales.data.select(expert)
+        turns = [[each.part(0, first, scales.shape[1], row_step) for each in pair] for first in range(row_step)]
+        found.append(LazyTensor.cat([_dequantized(*each) for each in turns]))
     return found

@@ -15,7 +15,7 @@ from zenith_checkpoint.split_rules import (
     layer_of,
     renumbered,
 )
-from zenith_checkpoint.tensor_view import JoinedTensor, describe
+from zenith_checkpoint.tensors import JoinedTensor, describe
 from zenith_tune.errors import UsageError
 
 
@@ -87,7 +87,7 @@ def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) ->
     for tensor in tensors:
         if tensor.split is not Split.WHOLE or is_known(tensor.name, len(tensor.shape)):
             continue
-        shown = f"{tensor.name!r}, {describe(tensor.dtype, tensor.shape)}"
+        shown = f"{tensor.name!r}, {describe(tensor)}"
         if is_state_space(tensor.name):
             problem = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
             raise UsageError(problem, hint=f"choose --tp 1, or load and save it with Megatron-LM at TP {tp}")

@@ -30,7 +30,7 @@ from zenith_checkpoint.reading.dist_folder import COMMON, DistFolder
 from zenith_checkpoint.reading.shard_set import ShardSet
 from zenith_checkpoint.reading.torch_file import TorchFile, read_torch_file
 from zenith_checkpoint.split_rules import Numbering, expert_index, is_expert, spread
-from zenith_checkpoint.tensor_view import ITEM_BYTES, JoinedTensor
+from zenith_checkpoint.tensors import JoinedTensor
 from zenith_tune.errors import UsageError
 
 SHARDING_TYPE = "param_state_sharding_type"
@@ -189,13 +189,11 @@ def _from_group(
             numbered += 1
             if sorted(found) != list(range(len(found))) or not all(set(each) == set(KINDS) for each in found.values()):
                 raise LeftOutError(f"its buckets do not hold {', '.join(KINDS)}")
-            stored = {kind: [dist.chunked(found[b][kind]) for b in range(len(found))] for kind in KINDS}
+            stored = {kind: [dist.data(found[b][kind]) for b in range(len(found))] for kind in KINDS}
             cut = by_numels(sizes_of(in_buffer, chunk), [each.shape[0] for each in stored[MASTER]])
             for kind, (number, bucket) in product(KINDS, enumerate(cut)):
-                tensor = stored[kind][number]
-                pieces = [each.tensor.flat(each.offsets[0] * ITEM_BYTES[tensor.dtype]) for each in tensor.chunks]
                 for name, start in bucket.starts.items():
-                    yield v, kind, name, part_of_flat(pieces, start, chunk[name], tensor.dtype)
+                    yield v, kind, name, part_of_flat(stored[kind][number], start, chunk[name], dist.folder)
 
 
 def _group_objects(dist: DistFolder, prefix: str) -> Groups:

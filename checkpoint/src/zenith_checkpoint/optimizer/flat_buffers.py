@@ -7,17 +7,18 @@ into buckets, at whose ends the padding for data-parallel ranks is left out of w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
-from zenith_checkpoint.file_slice import Bytes, FlatPiece
+from zenith_checkpoint.lazy_tensor import LazyTensor
 from zenith_checkpoint.model_shape import count_of
 from zenith_checkpoint.optimizer.state import LeftOutError
 from zenith_checkpoint.split_rules import EMBEDDING, HEAD
-from zenith_checkpoint.tensor_view import ITEM_BYTES, JoinedTensor, StoredTensor, TensorView, row_bytes
+from zenith_checkpoint.tensors import JoinedTensor, StoredTensor
 
 ALIGNMENT = 64
 LEAST_BUCKET = 40_000_000
@@ -96,9 +97,9 @@ def bucket_numels(args: Mapping[str, Any]) -> list[int | None]:
     return [*overlapping, None] if args.get("overlap_grad_reduce") else [None, *overlapping]
 
 
-def by_dtype(names: Iterable[str], tensors: Mapping[str, StoredTensor | JoinedTensor]) -> dict[str, list[str]]:
+def by_dtype(names: Iterable[str], tensors: Mapping[str, StoredTensor | JoinedTensor]) -> dict[torch.dtype, list[str]]:
     """Return the parameters of each buffer: those of one type."""
-    buffers: dict[str, list[str]] = {}
+    buffers: dict[torch.dtype, list[str]] = {}
     for name in names:
         buffers.setdefault(tensors[name].dtype, []).append(name)
     return buffers
@@ -109,47 +110,22 @@ def sizes_of(names: Iterable[str], tensors: Mapping[str, StoredTensor | JoinedTe
     return {name: math.prod(tensors[name].shape) for name in names}
 
 
-def part_of_flat(
-    pieces: Iterable[FlatPiece], start: int, like: StoredTensor | JoinedTensor, dtype: str
-) -> StoredTensor:
+def part_of_flat(buffer: LazyTensor, start: int, like: StoredTensor | JoinedTensor, path: Path) -> StoredTensor:
     """Return the tensor of a parameter's shape that begins at an element of a flat one."""
-    width, item = row_bytes(like.shape, dtype), ITEM_BYTES[dtype]
-    first, num_bytes = start * item, math.prod(like.shape) * item
-    found = [cut for piece in pieces if (cut := piece.between(first, first + num_bytes)) is not None]
-    slices = tuple(each for piece in found for each in piece.slices(width))
-    if sum(each.num_rows * each.width for each in slices) != num_bytes:
+    end = start + math.prod(like.shape)
+    if end > buffer.shape[0]:
         raise LeftOutError(f"its buffers do not hold {like.name!r} as a whole")
-    view = TensorView(like.shape[0] if like.shape else 1, width, slices)
-    path, offset = (slices[0].path, slices[0].offset) if slices else (found[0].place.path, 0)
-    return StoredTensor(
-        name=like.name, key_parts=like.key_parts, dtype=dtype, shape=like.shape, path=path, offset=offset, pieces=view
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FlatView(TensorView):
-    """Hold tensors as they lie in a flat buffer: one after the other, each from its place on, and zeros between."""
-
-    parts: tuple[tuple[int, TensorView], ...] = ()
-    """In bytes, in ascending order."""
-
-    def blocks(self) -> Iterator[Bytes]:
-        """Yield the bytes in order, no more than a block of them at once."""
-        end = 0
-        for start, part in self.parts:
-            if start > end:
-                yield np.zeros((1, start - end), np.uint8)
-            yield from part.blocks()
-            end = start + part.num_bytes
-        if self.num_bytes > end:
-            yield np.zeros((1, self.num_bytes - end), np.uint8)
+    data = buffer.part(0, start, end).reshaped(like.shape)
+    return StoredTensor(name=like.name, key_parts=like.key_parts, path=path, data=data)
 
 
 def laid_flat(name: str, buckets: list[Bucket], tensors: Mapping[str, JoinedTensor]) -> JoinedTensor:
-    """Return one flat tensor of all parameters in their places."""
+    """Return one flat tensor of all parameters in their places, with zeros between them."""
     places, numel = coalesced(buckets), sum(bucket.numel for bucket in buckets)
     first = tensors[next(iter(places))]
-    item = ITEM_BYTES[first.dtype]
-    parts = tuple((start * item, tensors[each].mosaic) for each, start in places.items())
-    view = FlatView(numel, item, (), parts)
-    return replace(first, name=name, key_parts=(name.count(".") + 1,), shape=(numel,), mosaic=view)
+    parts, end = list[LazyTensor](), 0
+    for each, start in places.items():
+        parts += [LazyTensor.zeros((start - end,), first.dtype), tensors[each].data.flattened()]
+        end = start + math.prod(tensors[each].shape)
+    parts.append(LazyTensor.zeros((numel - end,), first.dtype))
+    return replace(first, name=name, key_parts=(name.count(".") + 1,), data=LazyTensor.cat(parts))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
+import torch
 
 from zenith_checkpoint.joined_model import JoinedModel, join_shards, with_vocab
+from zenith_checkpoint.lazy_tensor import as_bytes
 from zenith_checkpoint.model_shape import ModelShape
 from zenith_checkpoint.optimizer.dist_tensors import read_dist_state
 from zenith_checkpoint.optimizer.rank_files import read_rank_states
@@ -14,12 +15,12 @@ from zenith_checkpoint.optimizer.state import MASTER, MOMENTS, LeftOutError, Opt
 from zenith_checkpoint.reading.rank_folders import has_rank_folders
 from zenith_checkpoint.reading.shard_set import TORCH_DIST, Contents, ShardSet
 from zenith_checkpoint.split_rules import HEAD, TIED_HEAD, Split, split_of
-from zenith_checkpoint.tensor_view import JoinedTensor, ShardContent, StoredTensor
+from zenith_checkpoint.tensors import JoinedTensor, ShardContent, StoredTensor
 from zenith_tune.errors import UsageError
 
 COMPARED_BYTES = 65536
 """What is held against the weights of each master weight: its first rows."""
-_UINTS = {"F32": np.uint32, "BF16": np.uint16, "F16": np.uint16}
+_ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +89,17 @@ def _refuse_other_weights(masters: JoinedModel, model: JoinedModel) -> None:
     """Refuse master weights that do not round to the weights: then each lies elsewhere than was thought."""
     for name, master in masters.tensors.items():
         weight = model.tensors[name]
-        if weight.dtype in _UINTS and master.dtype == "F32" and not _rounds_to(master, weight):
+        if weight.dtype in _ROUNDED and master.dtype is torch.float32 and not _rounds_to(master, weight):
             problem = f"the optimizer's copy of {name!r} does not round to the weight"
             hint = "the files are of different checkpoints, or leave --with-optimizer out"
             raise UsageError(problem, hint=hint)
 
 
 def _rounds_to(master: JoinedTensor, weight: JoinedTensor) -> bool:
-    num_rows = max(COMPARED_BYTES // max(master.mosaic.width, 1), 1)
-    wide = master.mosaic.rows(0, min(num_rows, master.mosaic.num_rows)).read().view(np.uint32)
-    found = weight.mosaic.rows(0, min(num_rows, weight.mosaic.num_rows)).read().view(_UINTS[weight.dtype])
-    if weight.dtype == "F32":
-        return bool(np.array_equal(wide, found))
-    if weight.dtype == "F16":
-        return bool(np.array_equal(wide.view(np.float32).astype(np.float16).view(np.uint16), found))
-    rounded = (wide + (0x7FFF + ((wide >> 16) & 1)).astype(np.uint32)) >> 16  # to the nearest, ties to even
-    return bool(np.array_equal(rounded.astype(np.uint16), found))
+    wide, found = (next(each.data.part(0, 0, _num_compared(master)).blocks()) for each in (master, weight))
+    return torch.equal(as_bytes(wide.view(torch.float32).to(weight.dtype)), found)
+
+
+def _num_compared(master: JoinedTensor) -> int:
+    """Return how many rows are compared."""
+    return min(max(COMPARED_BYTES * master.shape[0] // max(master.num_bytes, 1), 1), master.shape[0])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from zenith_checkpoint.optimizer.flat_buffers import (
     bucket_numels,
@@ -33,15 +34,13 @@ from zenith_checkpoint.optimizer.state import (
     scheduler_of,
 )
 from zenith_checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, RankFolders
-from zenith_checkpoint.reading.safe_pickle import PickledTensor
 from zenith_checkpoint.reading.torch_file import TorchFile, read_torch_file
-from zenith_checkpoint.tensor_view import ShardContent, StoredTensor
+from zenith_checkpoint.tensors import ShardContent, StoredTensor
 
 OPTIMIZER = "optimizer"
 STATE = "state"
 MASTERS = ("fp32_from_fp16_params", "fp32_from_fp16")
 KINDS = (MASTER, *MOMENTS)
-_SCALARS = {"F32": "<f", "F64": "<d", "I32": "<i", "I64": "<q"}
 
 Weights = dict[str, StoredTensor]
 
@@ -111,11 +110,9 @@ def scalar(file: TorchFile, value: Any) -> float:
     """Return a number that may be a tensor of one."""
     if isinstance(value, int | float):
         return value
-    if not isinstance(value, PickledTensor) or value.shape not in ((), (1,)) or value.dtype not in _SCALARS:
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise LeftOutError("its step is no number")
-    stored = file.tensor(STEP, (1,), value)
-    (number,) = struct.unpack(_SCALARS[stored.dtype], stored.mosaic.read().tobytes())
-    return float(number)
+    return float(file.tensor(STEP, (1,), value).data.read())
 
 
 def _plain_states(file: TorchFile, optimizers: list[dict[str, Any]], chunks: list[ShardContent]) -> list[States]:
@@ -135,7 +132,7 @@ def _plain_states(file: TorchFile, optimizers: list[dict[str, Any]], chunks: lis
 
 def _numbered(
     optimizer: Mapping[str, Any], names: list[tuple[int, str]], weights: list[Weights]
-) -> Iterator[tuple[int, str, dict[str, PickledTensor]]]:
+) -> Iterator[tuple[int, str, dict[str, torch.Tensor]]]:
     """Yield the states of each parameter: groups with and without weight decay number them in the model's order."""
     inner = _inner(optimizer)
     masters = next((optimizer[key] for key in MASTERS if key in optimizer), None)
@@ -177,13 +174,13 @@ def _flat_states(path: Path, num_optimizers: int, chunks: list[ShardContent]) ->
     return found
 
 
-def _buffer(buffers: Mapping[Any, Any], number: int, dtype: str) -> Mapping[str, Any]:
+def _buffer(buffers: Mapping[Any, Any], number: int, dtype: torch.dtype) -> Mapping[str, Any]:
     """Return one buffer, which is named after the types of its parameters and gradients."""
     found = buffers.get(number)
     if not isinstance(found, dict) or len(found) != 1 or next(iter(found))[0] != dtype:
         raise LeftOutError(f"its buffer {number} is not one of {dtype} weights")
     flat = next(iter(found.values()))
-    if not all(isinstance(flat.get(kind), PickledTensor) for kind in KINDS):
+    if not all(isinstance(flat.get(kind), torch.Tensor) for kind in KINDS):
         raise LeftOutError(f"its buffer {number} does not hold {', '.join(KINDS)}")
     return dict(flat)
 
@@ -199,8 +196,7 @@ def _parts(file: TorchFile, flat: Mapping[str, Any], names: list[str], chunk: Sh
         stored = {kind: file.tensor(kind, (1,), flat[kind]) for kind in KINDS}
         return {
             kind: {
-                name: part_of_flat([each.flat()], start, chunk.tensors[name], each.dtype)
-                for name, start in places.items()
+                name: part_of_flat(each.data, start, chunk.tensors[name], file.path) for name, start in places.items()
             }
             for kind, each in stored.items()
         }

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from zenith_checkpoint.reading.shard_set import EXTRA_STATE
 from zenith_checkpoint.split_rules import is_expert
-from zenith_checkpoint.tensor_view import StoredTensor
+from zenith_checkpoint.tensors import StoredTensor
 
 MASTER = "param"
 """The weights in the precision that the optimizer computes in."""
@@ -35,6 +37,11 @@ class Groups:
     step: float | None
     """The step of every parameter, where it does not stand in the groups."""
     scaler: Mapping[str, Any] | None = None
+
+    @property
+    def step_tensor(self) -> torch.Tensor:
+        """The step as torch's optimizers keep it."""
+        return torch.tensor(float(self.step or 0), dtype=torch.float32)
 
     @classmethod
     def of(cls, settings: Any, step: float | None = None, scaler: Any = None) -> Groups:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from zenith_checkpoint.joined_model import JoinedModel
 from zenith_checkpoint.megatron_names import of_expert_rank, stacked
 from zenith_checkpoint.new_layout import NewLayout
@@ -25,7 +27,7 @@ from zenith_checkpoint.optimizer.state import (
     is_parameter,
 )
 from zenith_checkpoint.split_rules import LayerNumbers, is_expert
-from zenith_checkpoint.tensor_view import TORCH_NAMES, JoinedTensor
+from zenith_checkpoint.tensors import JoinedTensor
 
 RESHARDABLE = "fully_reshardable"
 """What Megatron Core reads in any layout, from 0.15 on."""
@@ -45,7 +47,6 @@ class WrittenOptimizer:
     ep: int
     is_tied: bool
     args: Mapping[str, Any]
-    torch: Any
 
     @classmethod
     def of(
@@ -57,7 +58,6 @@ class WrittenOptimizer:
         source_tp: int,
         ep: int,
         args: Mapping[str, Any],
-        torch: Any,
     ) -> WrittenOptimizer:
         """Cut the state as the weights are cut."""
         tied = {kind: replace(each, is_tied=model.is_tied) for kind, each in joined.models.items()}
@@ -70,7 +70,6 @@ class WrittenOptimizer:
             ep=ep,
             is_tied=model.is_tied,
             args=args,
-            torch=torch,
         )
 
     def entry(self, t: int, p: int, e: int) -> dict[str, Any]:
@@ -111,7 +110,7 @@ class WrittenOptimizer:
                 settings[SHARDING_TYPE] = RESHARDABLE
             else:
                 inner = settings[OPTIMIZER]
-                inner[STATE] = {} if groups.step is None else {"common_step": self._step(groups.step)}
+                inner[STATE] = {} if groups.step is None else {"common_step": groups.step_tensor}
                 settings = settings if MASTER in self.layouts else inner
             chained.append(settings)
         found = dict(enumerate(chained)) if len(chained) > 1 else chained[0]
@@ -140,14 +139,11 @@ class WrittenOptimizer:
             here = [name for name in names if has_decay(name, axes[name]) == _decays(group)]
             group["params"] = list(range(len(state), len(state) + len(here)))
             for number, name in zip(group["params"], here, strict=True):
-                step = {} if groups.step is None else {STEP: self._step(groups.step)}
+                step = {} if groups.step is None else {STEP: groups.step_tensor}
                 state[number] = {**step, **{kind: each[name] for kind, each in states.items() if kind != MASTER}}
             masters.append([states[MASTER][name] for name in here] if MASTER in states else [])
         settings[OPTIMIZER][STATE] = state
         return {**settings, MASTERS[0]: masters} if MASTER in states else dict(settings[OPTIMIZER])
-
-    def _step(self, step: float) -> Any:
-        return self.torch.tensor(float(step), dtype=self.torch.float32)
 
     def _buffers(self, names: list[str], weights: Tensors, states: Mapping[str, Tensors], p: int) -> dict[Any, Any]:
         buffers: dict[Any, Any] = {"buckets_coalesced": True}
@@ -159,7 +155,7 @@ class WrittenOptimizer:
             flat: dict[str, Any] = {kind: laid_flat(kind, buckets, each) for kind, each in states.items()}
             flat["numel_unpadded"] = sum(bucket.numel for bucket in buckets)
             in_full = self.args.get("accumulate_allreduce_grads_in_fp32", True)
-            types = tuple(getattr(self.torch, TORCH_NAMES[each]) for each in (dtype, "F32" if in_full else dtype))
+            types = (dtype, torch.float32 if in_full else dtype)
             buffers[number] = {types: flat}
         return buffers
 

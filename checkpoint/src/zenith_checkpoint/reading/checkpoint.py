@@ -11,7 +11,7 @@ from zenith_checkpoint.output_place import PREFIX, Format
 from zenith_checkpoint.reading.dist_folder import METADATA, read_dist
 from zenith_checkpoint.reading.rank_folders import has_rank_folders, iteration_folder, read_rank_folders
 from zenith_checkpoint.reading.shard_set import TORCH_DIST, ShardSet, read_file, read_shards, shard_set
-from zenith_checkpoint.tensor_view import JoinedTensor, ShardContent, StoredTensor
+from zenith_checkpoint.tensors import JoinedTensor, ShardContent, StoredTensor
 from zenith_tune.describe.config_json import read_config
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular

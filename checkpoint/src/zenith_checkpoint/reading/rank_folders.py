@@ -12,7 +12,7 @@ from zenith_checkpoint.output_place import Format
 from zenith_checkpoint.reading.shard_set import EXTRA_STATE, Contents, ShardSet, by_stage, shard_set
 from zenith_checkpoint.reading.state_dict import read_state_dict
 from zenith_checkpoint.split_rules import EMBEDDING, expert_index, is_expert, with_expert
-from zenith_checkpoint.tensor_view import ShardContent, StoredTensor, refuse_differences
+from zenith_checkpoint.tensors import ShardContent, StoredTensor, refuse_differences
 from zenith_tune.errors import UsageError
 from zenith_tune.units import is_digits
 

@@ -10,8 +10,8 @@ from typing import Any
 from zenith_checkpoint.model_shape import count_of
 from zenith_checkpoint.output_place import PREFIX, SHARD_NAME, Format, shard_name
 from zenith_checkpoint.reading.state_dict import read_state_dict
-from zenith_checkpoint.safetensors_shards import read_safetensors
-from zenith_checkpoint.tensor_view import ShardContent, StoredTensor, describe
+from zenith_checkpoint.safetensors_file import read_safetensors
+from zenith_checkpoint.tensors import ShardContent, StoredTensor, describe
 from zenith_tune.errors import UsageError
 
 TORCH_DIST = "torch_dist"
@@ -123,7 +123,7 @@ def _refuse_mismatch(shards: ShardSet, tp: int, stage: int) -> None:
                              f"{absent}: save them together")  # fmt: skip
         a, b = first.tensors[name], other.tensors[name]
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            kinds = f"{describe(a.dtype, a.shape)} in {names[0]} and {describe(b.dtype, b.shape)} in {names[1]}"
+            kinds = f"{describe(a)} in {names[0]} and {describe(b)} in {names[1]}"
             raise UsageError(f"the shards of a stage must agree, but {name!r} is {kinds}", hint="save them together")
     if other.wrapper != shards.contents[0, 0].wrapper:
         raise UsageError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zenith_checkpoint.reading.safe_pickle import Described, PickledTensor
-from zenith_checkpoint.reading.torch_file import TorchFile, read_torch_file
-from zenith_checkpoint.tensor_view import ShardContent, StoredTensor
+import torch
+
+from zenith_checkpoint.reading.torch_file import Described, TorchFile, read_torch_file
+from zenith_checkpoint.tensors import ShardContent, StoredTensor
 from zenith_tune.errors import UsageError
 
 WRAPPERS = ("model", "module", "state_dict")
@@ -43,9 +45,9 @@ def _content(file: TorchFile, name: str, wrapper: str | None, wrappers: list[str
     flat = {keys[0]: value for keys, value in leaves if len(keys) == 1}
     plain = {str(key): value for key, value in (flat if wrapper is None else beside).items() if _is_plain(value)}
     _refuse_old_order(plain, file.path)
-    others = [".".join(keys) for keys, value in leaves if not isinstance(value, PickledTensor)]
+    others = [".".join(keys) for keys, value in leaves if not isinstance(value, torch.Tensor)]
     args = loaded.get(ARGS)
-    state = args.state if isinstance(args, Described) and isinstance(args.state, dict) else {}
+    state = vars(args) if isinstance(args, argparse.Namespace) else {}
     return ShardContent(
         name=name,
         tensors=_tensors(file, leaves),
@@ -82,10 +84,7 @@ def _tensors(file: TorchFile, leaves: list[tuple[tuple[str, ...], Any]]) -> dict
     tensors: dict[str, StoredTensor] = {}
     for keys, value in leaves:
         name = ".".join(keys)
-        if isinstance(value, Described) and value.kind.startswith("torch._utils._rebuild"):
-            kind = value.kind.removeprefix("torch._utils._rebuild_")
-            raise UsageError(f"shard {file.path} holds {name!r} as {kind}", hint="save it as a dense tensor")
-        if not isinstance(value, PickledTensor):
+        if not isinstance(value, torch.Tensor):
             continue
         if name in tensors:
             raise UsageError(f"shard {file.path} names {name!r} twice", hint="save a plain state_dict")

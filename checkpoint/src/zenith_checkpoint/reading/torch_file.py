@@ -1,68 +1,163 @@
-"""Reads what torch.save wrote, as a file or inside one, without torch: where each tensor lies, and its checksum."""
+"""Reads what torch.save wrote, as a file or inside one: torch tells where each tensor lies, and the bytes are mapped.
+
+Files are read by torch's `weights_only` reader, which runs no code. Objects of classes that stand beside weights in
+checkpoints become a Described, whatever they were.
+"""
 
 from __future__ import annotations
 
+import argparse
+import bisect
 import io
+import mmap
 import os
-import struct
+import warnings
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from zenith_checkpoint.file_slice import Record
-from zenith_checkpoint.reading.safe_pickle import HoldsCodeError, PickledTensor, load_plainly
-from zenith_checkpoint.tensor_view import ITEM_BYTES, StoredTensor
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from zenith_checkpoint.lazy_tensor import Box, LazyTensor
+from zenith_checkpoint.tensors import DTYPE_NAMES, StoredTensor
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import open_regular
 
-_LOCAL_HEADER = struct.Struct("<26xHH")
+DESCRIBED = {
+    *("torch", "megatron", "transformer_engine", "transformer_engine_torch", "apex", "accelerate", "deepspeed"),
+    *("transformers", "omegaconf", "nemo", "modelopt", "numpy", "argparse", "collections", "types", "enum", "pathlib"),
+    *("datetime", "signal", "functools", "copyreg", "io", "_io", "_codecs"),
+}
+"""Packages whose objects stand beside weights in checkpoints."""
+CHUNK_BYTES = 2**20
+
+
+class HoldsCodeError(Exception):
+    """Raised for a pickle that names something which no checkpoint needs."""
+
+
+class Described:
+    """An object of a class that is not made: the name of its class, and its state."""
+
+    kind = ""
+    state: Any = None
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Described:
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Drop an entry of what was a dictionary."""
+
+    def append(self, value: Any) -> None:
+        """Drop an entry of what was a list."""
+
+
+def described(path: str) -> type[Described]:
+    """Return a class that stands for one of a known package; refuse others."""
+    if path.partition(".")[0] not in DESCRIBED:
+        raise HoldsCodeError(path)
+    return type("Described", (Described,), {"kind": path})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFile:
-    """Hold what was saved, with its tensors described, and the records that they lie in."""
+    """What was saved; its tensors have no data yet, only places."""
 
     path: Path
     content: Any
-    records: dict[str, Record]
+    mapped: torch.UntypedStorage
+    """All bytes of the file, read when they are touched."""
+    start: int
+    """Place in the file where the saved one begins."""
+    end: int
+    records: list[zipfile.ZipInfo]
+    """Entries of the zip file, in the order of their places."""
+    checked: set[int] = field(default_factory=set)
+    """Places of the entries whose checksums were compared."""
 
-    def tensor(self, name: str, key_parts: tuple[int, ...], value: PickledTensor) -> StoredTensor:
-        """Return one of its tensors with its place in the file."""
+    def tensor(self, name: str, key_parts: tuple[int, ...], value: torch.Tensor) -> StoredTensor:
+        """Return one of its tensors, mapped and not read."""
 
         def refuse(kind: str, hint: str) -> UsageError:
             return UsageError(f"shard {self.path} holds {name!r} as {kind}", hint=hint)
 
-        if not value.is_contiguous:
+        if value.layout is not torch.strided or value.dtype not in DTYPE_NAMES:
+            raise refuse(f"a tensor of {value.layout} and {value.dtype}", "save it as a dense tensor")
+        if not value.is_contiguous():
             raise refuse("a view that is not contiguous", "save it by .contiguous()")
-        record = self.records.get(value.storage)
-        if record is None:
+        offset = value.untyped_storage()._checkpoint_offset
+        record = self.records[bisect.bisect(self.records, offset, key=lambda each: each.header_offset) - 1]
+        offset += self.start + value.storage_offset() * value.dtype.itemsize
+        if offset + value.numel() * value.dtype.itemsize > self.end:
             raise refuse("a tensor without its bytes", "copy or save it again")
-        item = ITEM_BYTES[value.dtype]
-        tensor = StoredTensor(
+        storage = self.mapped[offset : offset + value.numel() * value.dtype.itemsize]
+        data = LazyTensor.of(torch.empty(0, dtype=value.dtype).set_(storage).reshape(value.shape))
+
+        def read(box: Box) -> torch.Tensor:
+            self._check(record)
+            return data.read_box(box)
+
+        return StoredTensor(
             name=name,
             key_parts=key_parts,
-            dtype=value.dtype,
-            shape=value.shape,
             path=self.path,
-            offset=record.offset + value.offset * item,
-            record=record,
+            data=LazyTensor(shape=data.shape, dtype=data.dtype, read_box=read),
         )
-        if value.offset * item + tensor.num_bytes > record.num_bytes:
-            raise refuse(f"{tensor.num_bytes:,} bytes of a storage of {record.num_bytes:,}", "copy or save it again")
-        return tensor
+
+    def _check(self, record: zipfile.ZipInfo) -> None:
+        """Refuse bytes that are not those that were saved, which torch does not notice; checksums may be left out."""
+        if record.header_offset in self.checked or not record.CRC:
+            return
+        with open_regular(Path(os.path.realpath(self.path))) as file:
+            try:
+                with zipfile.ZipFile(_section(file, self.start, self.end)) as archive, archive.open(record) as entry:
+                    while entry.read(CHUNK_BYTES):
+                        pass
+            except zipfile.BadZipFile:
+                problem = (
+                    f"shard {self.path} is damaged: the checksum of {record.filename!r} is another than when saved"
+                )
+                raise UsageError(problem, hint="copy or save it again") from None
+        self.checked.add(record.header_offset)
 
 
-def read_torch_file(path: Path, offset: int = 0, num_bytes: int | None = None) -> TorchFile:
-    """Read a file of torch.save, or one that lies between two places of another file."""
+def map_file(path: Path) -> torch.UntypedStorage:
+    """Return all bytes of a file, which are read when they are touched and which the kernel may take back."""
+    with open_regular(Path(os.path.realpath(path))) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they cannot be written
+        # Not torch's own mapping, which is private: it would count as memory that a process may come to use.
+        return torch.frombuffer(
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=torch.uint8
+        ).untyped_storage()
+
+
+def read_torch_file(
+    path: Path, offset: int = 0, num_bytes: int | None = None, mapped: torch.UntypedStorage | None = None
+) -> TorchFile:
+    """Read a file of torch.save, or one that lies between two places of another file, which may be mapped already."""
     try:
         with open_regular(Path(os.path.realpath(path))) as file:
             size = os.fstat(file.fileno()).st_size
             end = size if num_bytes is None else offset + num_bytes
             if end > size:
                 raise UsageError(f"shard {path} is truncated: it has {size:,} bytes of {end:,}", hint="copy it again")
-            records = _records(file, path, offset, end)
-        return _parsed(path, records)
+            section = _section(file, offset, end)
+            with zipfile.ZipFile(section) as archive:
+                records = sorted(archive.infolist(), key=lambda each: each.header_offset)
+            if any(each.compress_type != zipfile.ZIP_STORED for each in records):
+                raise UsageError(f"shard {path} is compressed", hint="save it again by torch.save")
+            content = _loaded(section)
+            mapped = map_file(path) if mapped is None else mapped
+            return TorchFile(path=path, content=content, mapped=mapped, start=offset, end=end, records=records)
     except UsageError:
         raise
     except HoldsCodeError as error:
@@ -75,21 +170,17 @@ def read_torch_file(path: Path, offset: int = 0, num_bytes: int | None = None) -
         raise UsageError(f"shard {path} is damaged or no torch file ({reason})", hint="copy or save it again") from None
 
 
-def _parsed(path: Path, records: dict[str, Record]) -> TorchFile:
-    pickles = [name for name in records if name.rpartition("/")[2] == "data.pkl"]
-    if len(pickles) != 1:
-        raise UsageError(f"shard {path} is no torch file: it has no data.pkl", hint="save it by torch.save")
-    folder = pickles[0].removesuffix("data.pkl")
-    order = records.get(f"{folder}byteorder")
-    if order is not None and order.read() != b"little":
-        raise UsageError(f"shard {path} was saved in big-endian order", hint="save it on a little-endian machine")
-    storages = f"{folder}data/"
-    by_key = {name.removeprefix(storages): each for name, each in records.items() if name.startswith(storages)}
-    return TorchFile(path=path, content=load_plainly(records[pickles[0]].read()), records=by_key)
+def _loaded(file: BinaryIO) -> Any:
+    file.seek(0)
+    names: Iterable[str] = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    known = [(described(name), name) for name in names if name != "argparse.Namespace"]
+    file.seek(0)
+    with torch.serialization.safe_globals([argparse.Namespace, *known]), FakeTensorMode():
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
-class _Part(io.RawIOBase):
-    """Read what lies between two places of a file."""
+class _Section(io.RawIOBase):
+    """What lies between two places of a file."""
 
     def __init__(self, file: BinaryIO, start: int, end: int) -> None:
         self._file, self._start, self._size, self._at = file, start, end - start, 0
@@ -111,16 +202,5 @@ class _Part(io.RawIOBase):
         return len(data)
 
 
-def _records(file: BinaryIO, path: Path, start: int, end: int) -> dict[str, Record]:
-    """Return the entries of a zip file by name; torch compresses none of them."""
-    found = {}
-    part = io.BufferedReader(_Part(file, start, end))
-    with zipfile.ZipFile(part) as archive:
-        for info in archive.infolist():
-            part.seek(info.header_offset)
-            name_bytes, extra_bytes = _LOCAL_HEADER.unpack(part.read(_LOCAL_HEADER.size))
-            first = start + info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
-            if info.compress_type != zipfile.ZIP_STORED or first + info.file_size > end:
-                raise UsageError(f"shard {path} is a torch file of an unknown kind", hint="save it again by torch.save")
-            found[info.filename] = Record(path=path, offset=first, num_bytes=info.file_size, crc=info.CRC)
-    return found
+def _section(file: BinaryIO, start: int, end: int) -> io.BufferedReader:
+    return io.BufferedReader(_Section(file, start, end))
