@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint
 
 from zenith_checkpoint.output_place import beside
 from zenith_checkpoint.tensors import JoinedTensor
@@ -23,7 +22,7 @@ ALIGNMENT = 64
 def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, beside: Any) -> None:
     """Write a new file that holds the tensors nested as they were found, or flat where they were not nested.
 
-    What stands beside them, or alone where there are none, may hold tensors anywhere in it.
+    The other entries, which may stand alone, may hold tensors anywhere in it.
     """
     listed = list(tensors)
     with mapped(path, [*listed, *leaves(beside)]) as found:
@@ -42,6 +41,8 @@ def write_bin(path: Path, tensors: Iterable[JoinedTensor], wrapper: str | None, 
 
 def write_dist(folder: Path, tensors: Iterable[JoinedTensor], plain: dict[str, Any]) -> None:
     """Write a new folder as Megatron's torch_dist."""
+    from torch.distributed import checkpoint  # not at the top: it takes a second that other formats need not wait
+
     folder.mkdir(parents=True)
     with mapped(folder / "weights", tensors) as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is one process which saves
@@ -76,7 +77,7 @@ def _filled(tree: Any, values: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def mapped(path: Path, tensors: Iterable[JoinedTensor]) -> Iterator[list[tuple[JoinedTensor, Any]]]:
-    """Yield each tensor as one of torch's, whose bytes lie in a file beside a path while the block runs."""
+    """Yield each tensor as one of torch's, whose bytes lie in a file next to a path while the block runs."""
     with beside(path) as raw:
         listed = list(tensors)
         offsets = _write_raw(raw, listed)

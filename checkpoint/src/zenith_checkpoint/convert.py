@@ -52,7 +52,7 @@ MEGATRON_LOADS = (Format.MEGATRON, Format.TORCH_DIST)
 
 
 class Names(enum.Enum):
-    """Say whose names the weights of one file have."""
+    """Whose names the weights of one file have."""
 
     HF = "hf"
     MEGATRON = "megatron"
@@ -110,12 +110,12 @@ def merge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileContent:
-    """Hold what one file is written from, or one folder of torch_dist."""
+    """The content of one new file, or of one folder of torch_dist."""
 
     tensors: list[JoinedTensor]
     wrapper: str | None = None
     beside: Any = field(default_factory=dict)
-    """What stands beside the tensors, or alone: it may hold tensors too."""
+    """Other entries, which may hold tensors too."""
 
     @property
     def num_bytes(self) -> int:
@@ -125,7 +125,7 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Hold the layout that shards are written for."""
+    """The layout that shards are written for."""
 
     tp: int
     pp: int
@@ -152,7 +152,7 @@ class Target:
 def reshard(
     folder: Path, output: Path, target: Target, shape: ModelShape | None = None, *, force: bool = False
 ) -> Written:
-    """Write the shards of a folder anew for another layout, into a folder of their own."""
+    """Write the shards of a folder for another layout, into a folder of their own."""
     refuse_folder(output, folder, force=force)
     shards, shape = _with_megatron_names(*_read(folder, shape), sequential=target.sequential_experts)
     kind = target.format or shards.format
@@ -240,7 +240,7 @@ def _optimizer_notes(written: WrittenOptimizer | None, kind: Format) -> tuple[st
 
 
 def _for_megatron(model: JoinedModel, args: Mapping[str, Any], target: Target) -> JoinedModel:
-    """Return a model with what Megatron-LM looks for beside the weights."""
+    """Return a model with the entries that Megatron-LM looks for."""
     degrees = {
         "tensor_model_parallel_size": target.tp,
         "pipeline_model_parallel_size": target.pp,
@@ -287,7 +287,7 @@ def _dist_folder(model: JoinedModel, optimizer: WrittenOptimizer | None) -> File
 
 
 def _read(folder: Path, shape: ModelShape | None) -> tuple[ShardSet, ModelShape]:
-    """Return the weights of a folder, and the shape with what stands beside them."""
+    """Return the weights of a folder, and the shape, completed by Megatron's arguments."""
     shards = read_checkpoint(folder)
     return shards, (shape or ModelShape()).with_args(shards.args, shards.tp)
 
@@ -310,7 +310,7 @@ def _with_megatron_names(shards: ShardSet, shape: ModelShape, *, sequential: boo
 def _vocabulary(model: JoinedModel, shards: ShardSet, shape: ModelShape, divisor: int) -> Vocabulary | None:
     if model.padded_vocab is None:
         return None
-    if divisor == VOCAB_DIVISOR:  # what nobody stated
+    if divisor == VOCAB_DIVISOR:  # the default, so probably not given
         divisor = count_of(shards.args, "make_vocab_size_divisible_by") or divisor
     return Vocabulary(padded=model.padded_vocab, tp=shards.padded_for, entries=shape.vocab, divisor=divisor)
 
@@ -321,7 +321,7 @@ def _notes(model: JoinedModel, target: Target) -> list[str]:
         notes.append("output layer: tied, the last stage holds a copy of the embedding")
     has_qkv = any(tensor.split is Split.QKV for tensor in model.tensors.values())
     if has_qkv and not model.attention and target.tp > 1:
-        notes.append("query groups: not known, so that TP is not held against them; --model or --kv-heads tells them")
+        notes.append("query groups: not known, so TP is not checked against them; give --model or --kv-heads")
     if any(attention.kv_heads < target.tp for attention in model.attention):
         notes.append("query groups: fewer than tensor ranks, which Megatron Core reads from 0.16 on")
     return notes

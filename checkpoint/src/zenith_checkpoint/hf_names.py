@@ -22,7 +22,7 @@ from zenith_tune.errors import UsageError
 
 
 class Form(enum.Enum):
-    """Say how a weight of Megatron's holds those of transformers."""
+    """The way in which a weight of Megatron's holds those of transformers."""
 
     SAME = "same"
     QKV = "qkv"
@@ -43,7 +43,7 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Hold the names of one weight on both sides."""
+    """The names of one weight on both sides."""
 
     megatron: tuple[str, ...]
     hf: tuple[str, ...]
@@ -144,7 +144,7 @@ def to_megatron(tensors: Mapping[str, StoredTensor], heads: Attention, *, sequen
                 made[name] = replace(parts[0], name=name, key_parts=key_parts, data=data)
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
-        problem = f"no rule tells what {unknown!r} is called in Megatron"
+        problem = f"no rule says what {unknown!r} is called in Megatron"
         raise UsageError(problem, hint="save it dequantized" if unknown.endswith(_NOT_DENSE) else KNOWN)
     return made
 
@@ -215,7 +215,7 @@ def to_hf(tensors: Mapping[str, JoinedTensor], attention: tuple[Attention, ...])
                 made.append(replace(whole, name=name, data=data))
     unknown = next((name for name in tensors if name not in used), None)
     if unknown is not None:
-        problem = f"no rule tells what {unknown!r} is called in transformers"
+        problem = f"no rule says what {unknown!r} is called in transformers"
         raise UsageError(problem, hint=KNOWN)
     return made
 

@@ -38,7 +38,7 @@ from zenith_tune.errors import UsageError
 
 
 def find_heads(tensors: Tensors, shape: ModelShape) -> tuple[Attention, ...]:
-    """Return the kinds of attention in the model; none where nothing tells the size of a head."""
+    """Return the kinds of attention in the model; none where the size of a head is not known."""
     kinds: dict[Attention, None] = {}
     for name, tensor in tensors.items():
         if tensor.split is not Split.QKV or not name.endswith(".weight"):
@@ -67,7 +67,7 @@ MTP_TOO = "with layers of multi-token prediction on the last"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedModel:
-    """Hold the weights of a model, and what the shards say of it."""
+    """The weights of a whole model, with what the shards record next to them."""
 
     tensors: dict[str, JoinedTensor]
     numbers: LayerNumbers
@@ -80,7 +80,7 @@ class JoinedModel:
     plain: dict[str, Any]
     metadata: dict[str, str]
     left_out: frozenset[str]
-    """Entries beside the weights that are neither weights nor plain."""
+    """Entries that are neither weights nor plain values."""
 
     @property
     def embedding(self) -> JoinedTensor | None:
@@ -213,7 +213,7 @@ def _untied(found: dict[str, JoinedTensor], shape: ModelShape, pp: int) -> tuple
 
 
 def _common(shards: ShardSet) -> tuple[dict[str, Any], dict[str, str], set[str]]:
-    """Return what all shards say alike beside their weights, and the names of what is left out."""
+    """Return the entries that all shards have alike, and the names of what is left out."""
     contents = list(shards.contents.values())
     plain = _shared([each.plain for each in contents])
     metadata = _shared([each.metadata for each in contents])

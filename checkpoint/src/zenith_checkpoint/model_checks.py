@@ -41,7 +41,7 @@ _HIDDEN = [(re.compile(rf"(?:.*\.)?(?:{ending})", re.DOTALL), axis) for ending, 
 
 
 def refuse_two_runs(contents: list[ShardContent]) -> None:
-    """Refuse shards that tell different iterations, samples or versions beside their weights."""
+    """Refuse shards that record different iterations, samples or versions."""
     first, *others = contents
     for other in others:
         for mine, theirs in ((first.plain, other.plain), (first.metadata, other.metadata)):

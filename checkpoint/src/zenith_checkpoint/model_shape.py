@@ -21,7 +21,7 @@ def count_of(args: Mapping[str, Any], name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Hold what is known of the model; None is what nobody stated."""
+    """The known sizes of a model; None where a size was not given."""
 
     num_layers: int | None = None
     hidden: int | None = None
@@ -76,7 +76,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Hold the heads of one layer."""
+    """The attention heads of one layer."""
 
     heads: int
     kv_heads: int
@@ -133,7 +133,7 @@ def _heads(shape: ModelShape, query_size: int, kv_size: int, norm_size: int | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Hold how many rows the shards have, and how many entries there are where that is known."""
+    """The rows of the vocabulary in the shards, and its entries where they are known."""
 
     padded: int
     tp: int | None
@@ -163,7 +163,7 @@ class Vocabulary:
             return rows, f"vocabulary: {self.entries:,} entries, padded to {rows:,} rows (before: {self.padded:,})"
         if tp != self.tp and self.padded % multiple:
             problem = f"{self.padded} rows of vocabulary are no multiple of {self.divisor} x TP {tp}"
-            raise UsageError(problem, hint="give --vocab N or --model, so that they can be padded anew")
+            raise UsageError(problem, hint="give --vocab N or --model, so that they can be padded again")
         kept = f"vocabulary: all {self.padded:,} rows are kept"
         unsure = "; with --vocab or --model they would be padded as Megatron-LM does for this TP"
         return self.padded, kept + (unsure if tp != self.tp else "")

@@ -21,7 +21,7 @@ from zenith_tune.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLayout:
-    """Hold the weights and the degrees that they are cut for."""
+    """The weights of a model and the degrees that they are cut for."""
 
     tensors: Mapping[str, JoinedTensor]
     numbers: LayerNumbers
@@ -92,6 +92,6 @@ def _refuse_unknown(tensors: Iterable[JoinedTensor], source_tp: int, tp: int) ->
             problem = f"{shown}, is of a Mamba layer, whose split over tensor ranks is not supported"
             raise UsageError(problem, hint=f"choose --tp 1, or load and save it with Megatron-LM at TP {tp}")
         if source_tp == 1:
-            problem = f"no rule of Megatron's tells how {shown}, is split over {tp} tensor ranks"
+            problem = f"no rule of Megatron's says how {shown}, is split over {tp} tensor ranks"
             hint = "choose --tp 1, or give the folder of a model of transformers, whose names are known"
             raise UsageError(problem, hint=hint)

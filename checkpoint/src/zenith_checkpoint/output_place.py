@@ -1,4 +1,4 @@
-"""Where a checkpoint is written: beside its place under a name of its own, and put there only when it is whole."""
+"""Where a checkpoint is written: next to its place under a name of its own, and put there only when it is whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Format(enum.Enum):
-    """Say what kind of files a checkpoint is written as."""
+    """The kind of files that a checkpoint is written as."""
 
     BIN = "bin"
     SAFETENSORS = "safetensors"
@@ -103,7 +103,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield a name beside a path, for a file or folder that is gone when the block ends unless it was moved."""
+    """Yield a name next to a path, for a file or folder that is gone when the block ends unless it was moved."""
     temporary = path.parent / f".{path.name[:128]}.{secrets.token_hex(4)}.part"
     try:
         yield temporary
@@ -152,7 +152,7 @@ def _sync(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Hold what became of a checkpoint."""
+    """The outcome of a merge or a reshard."""
 
     source: str
     target: str

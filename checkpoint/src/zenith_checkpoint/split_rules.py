@@ -16,7 +16,7 @@ from zenith_tune.errors import UsageError
 
 
 class Split(enum.Enum):
-    """Say what each tensor rank holds of a weight."""
+    """The part of a weight that each tensor rank holds."""
 
     WHOLE = "whole"
     COLUMN = "column"
@@ -26,13 +26,13 @@ class Split(enum.Enum):
     VOCABULARY = "vocabulary"
     """Split by rows, of which the last ones may be padding."""
     UP = "up"
-    """Column or gated: the width of the down-projection tells."""
+    """Column or gated, by the width of the down-projection."""
     QKV = "qkv"
     """By rows: for each query group its queries, its key and its value, so that group follows group over the ranks."""
 
 
 class Home(enum.Enum):
-    """Say which pipeline stages hold a weight."""
+    """The pipeline stages that hold a weight."""
 
     FIRST = "first"
     LAST = "last"
@@ -203,7 +203,7 @@ def down_of(name: str) -> str:
 
 
 class Numbering(enum.Enum):
-    """Say what the number in a layer's name counts."""
+    """What the number in a layer's name counts."""
 
     LOCAL = "local"
     GLOBAL = "global"
@@ -211,7 +211,7 @@ class Numbering(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNumbers:
-    """Hold how many layers each stage has, and how they are numbered."""
+    """The number of layers of each stage, and how they are numbered."""
 
     per_stage: tuple[int, ...]
     numbering: Numbering

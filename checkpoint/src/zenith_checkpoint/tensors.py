@@ -66,7 +66,7 @@ class ShardContent:
     wrapper: str | None = None
     """The key that the weights were found under, where a .bin holds more than weights."""
     plain: dict[str, Any] = field(default_factory=dict)
-    """Numbers and words beside the weights, such as an iteration."""
+    """Numbers and words next to the weights, such as an iteration."""
     args: dict[str, Any] = field(default_factory=dict)
     """Megatron-LM's arguments, where it saved them: the plain ones."""
     metadata: dict[str, str] = field(default_factory=dict)

@@ -115,7 +115,7 @@ HIDDEN = "hidden"
 
 
 class GradientPath:
-    """Know which stages of the module graph want gradients: those with trained parameters, and all after them.
+    """The stages of the module graph that need gradients: those with trained parameters, and all after them.
 
     Making one is a collective of the world.
     """

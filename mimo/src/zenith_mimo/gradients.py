@@ -95,7 +95,7 @@ class ModuleGradients:
     """Add up the gradients of a module's micro-batches, and sum them over its replicas bucket by bucket.
 
     Backward fills the buckets from the end of the module. In the last micro-batch's backward pass each is sent as soon
-    as it is full, in one order on all replicas, while backward goes on with the next.
+    as it is full, in one order on all replicas, while backward continues with the next.
     """
 
     def __init__(

@@ -234,7 +234,7 @@ BuildStage = Callable[[TensorParallel, int, int], nn.Module]
 
 
 class MimoModel(nn.Module):
-    """Hold this rank's stage of each module that its place in the topology gives it."""
+    """This rank's stage of each module that its place in the topology gives it."""
 
     def __init__(
         self,

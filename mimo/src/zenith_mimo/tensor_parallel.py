@@ -59,7 +59,7 @@ class LogicalShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallel:
-    """Hold the group over which layers are split, this rank's place in it, and the device and type of parameters."""
+    """The group over which layers are split, this rank's place in it, and the device and type of parameters."""
 
     group: Any = None
     size: int = 1
@@ -69,7 +69,7 @@ class TensorParallel:
 
     def all_reduce(self, tensor: Tensor, op: Any = None) -> Tensor:
         """Return the sum over the group, made in place where that is safe."""
-        # An empty tensor is empty on the whole group: nobody has anything to wait for.
+        # An empty tensor is empty on the whole group: there is nothing to wait for.
         if self.size > 1 and tensor.numel():
             tensor = tensor.contiguous()
             dist.all_reduce(tensor, op or dist.ReduceOp.SUM, group=self.group)

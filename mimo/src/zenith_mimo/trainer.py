@@ -26,7 +26,7 @@ class LossSum:
     """The loss of this rank's tokens and how many they are; both 0 where another rank reports them."""
 
     loss: Tensor | float = 0.0
-    """A number on the device, which nobody waits for before the end of the step."""
+    """A number on the device, read only at the end of the step."""
     num_tokens: int = 0
 
 
@@ -66,7 +66,7 @@ class PipelineSchedule:
         output = self._forward(batch, inputs)
         if name == LANGUAGE and self._role.is_last_stage:
             output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
-        # The last stage of the language model has nobody to send to.
+        # The last stage of the language model sends to no other.
         self._links.send_forward(output, batch)
         self._in_flight.append((inputs, output))
 

@@ -1,4 +1,4 @@
-"""The best layouts of a plan of per-module layouts, tried for real beside the best that treat all modules alike."""
+"""The best layouts of a plan of per-module layouts, tried for real next to the best that treat all modules alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("planned", "measured", "encoder stage", "llm stage", "micro batches",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedLayout:
-    """Hold a layout with its plan and its trial."""
+    """A layout with its prediction and its trial."""
 
     prediction: MimoPrediction
     expected_s: float
@@ -108,7 +108,7 @@ def _ms(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPoints:
-    """Hold the layouts that preset mimo plans, and how they become points."""
+    """The layouts that preset mimo plans, and how they become points."""
 
     plan: MimoPlan
     top: int

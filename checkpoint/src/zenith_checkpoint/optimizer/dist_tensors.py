@@ -17,6 +17,7 @@ from zenith_checkpoint.optimizer.state import (
     MASTER,
     PARAM_GROUPS,
     SCALER,
+    SHARDING_TYPE,
     Groups,
     LeftOutError,
     OptimizerState,
@@ -33,7 +34,6 @@ from zenith_checkpoint.split_rules import Numbering, expert_index, is_expert, sp
 from zenith_checkpoint.tensors import JoinedTensor
 from zenith_tune.errors import UsageError
 
-SHARDING_TYPE = "param_state_sharding_type"
 MODEL_SPACE = ("fully_reshardable", "fully_sharded_model_space")
 BUCKETS = "dp_reshardable"
 _TENSOR = re.compile(r"(?:chained_[0-9]+\.)?optimizer\.state\.(\w+?)\.(.+)", re.DOTALL)
@@ -97,7 +97,7 @@ def _groups(file: TorchFile, optimizer: Mapping[str, Any]) -> Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Degrees:
-    """Hold the layout whose ranks saved their buckets."""
+    """The layout whose ranks saved their buckets."""
 
     tp: int
     pp: int

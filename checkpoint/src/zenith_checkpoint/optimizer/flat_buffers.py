@@ -30,7 +30,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Hold the places of some parameters, and the elements that are saved of all."""
+    """The places of some parameters in a buffer, and the number of elements that are saved."""
 
     starts: dict[str, int]
     numel: int

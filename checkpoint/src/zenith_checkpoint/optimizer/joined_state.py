@@ -9,7 +9,6 @@ import torch
 from zenith_checkpoint.joined_model import JoinedModel, join_shards, with_vocab
 from zenith_checkpoint.lazy_tensor import as_bytes
 from zenith_checkpoint.model_shape import ModelShape
-from zenith_checkpoint.optimizer.dist_tensors import read_dist_state
 from zenith_checkpoint.optimizer.rank_files import read_rank_states
 from zenith_checkpoint.optimizer.state import MASTER, MOMENTS, LeftOutError, OptimizerState, is_parameter
 from zenith_checkpoint.reading.rank_folders import has_rank_folders
@@ -25,7 +24,7 @@ _ROUNDED = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedOptimizer:
-    """Hold the state of a whole model."""
+    """The optimizer's state of a whole model."""
 
     models: dict[str, JoinedModel]
     """By kind: the master weights, where there are some, and the two moments."""
@@ -37,8 +36,10 @@ class JoinedOptimizer:
 
 
 def read_optimizer(shards: ShardSet, model: JoinedModel, shape: ModelShape) -> JoinedOptimizer:
-    """Return the optimizer's state beside the weights of a model."""
+    """Return the optimizer's state of a model's checkpoint."""
     if shards.source == TORCH_DIST:
+        from zenith_checkpoint.optimizer.dist_tensors import read_dist_state  # loads torch.distributed.checkpoint
+
         state = read_dist_state(shards, model)
     elif has_rank_folders(shards.folder):
         state = read_rank_states(shards.folder)

@@ -1,4 +1,4 @@
-"""What an optimizer keeps beside the weights: tensors of their shapes, its groups of parameters in order, its step."""
+"""What an optimizer keeps besides the weights: tensors of their shapes, its groups of parameters in order, its step."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ STEP = "step"
 PARAM_GROUPS = "param_groups"
 SCALER = "grad_scaler"
 SCHEDULER = "opt_param_scheduler"
+SHARDING_TYPE = "param_state_sharding_type"
 
 States = dict[str, dict[str, StoredTensor]]
 """By the kind of state and the name of the weight."""
@@ -31,7 +32,7 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Hold what one optimizer says of its parameters: the settings of each group, and what scales its loss."""
+    """The settings of one optimizer: those of each group of parameters, and its loss scaler."""
 
     param_groups: tuple[Mapping[str, Any], ...]
     step: float | None
@@ -57,7 +58,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerState:
-    """Hold the state of a whole model as the ranks of a layout hold it."""
+    """The optimizer's state of a whole model as the ranks of a layout hold it."""
 
     tp: int
     num_stages: int
@@ -88,7 +89,7 @@ def is_plain(value: Any) -> bool:
 
 
 def scheduler_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the learning-rate scheduler that stands beside an optimizer, where it is plain."""
+    """Return the learning-rate scheduler of an optimizer, where it is plain."""
     found = content.get(SCHEDULER)
     return {SCHEDULER: found} if isinstance(found, dict) and is_plain(found) else {}
 

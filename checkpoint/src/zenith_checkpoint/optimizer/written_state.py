@@ -1,4 +1,4 @@
-"""An optimizer's state as Megatron loads it: in the file of each rank, flat beside it, or as tensors of torch_dist."""
+"""An optimizer's state as Megatron loads it: in the file of each rank, flat next to it, or as tensors of torch_dist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from zenith_checkpoint.joined_model import JoinedModel
 from zenith_checkpoint.megatron_names import of_expert_rank, stacked
 from zenith_checkpoint.new_layout import NewLayout
-from zenith_checkpoint.optimizer.dist_tensors import SHARDING_TYPE
 from zenith_checkpoint.optimizer.flat_buffers import by_dtype, in_buckets, laid_flat, sizes_of
 from zenith_checkpoint.optimizer.joined_state import JoinedOptimizer
 from zenith_checkpoint.optimizer.rank_files import MASTERS, OPTIMIZER, STATE
@@ -19,6 +18,7 @@ from zenith_checkpoint.optimizer.state import (
     MASTER,
     PARAM_GROUPS,
     SCALER,
+    SHARDING_TYPE,
     STEP,
     Groups,
     by_optimizer,
@@ -38,7 +38,7 @@ Tensors = Mapping[str, JoinedTensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenOptimizer:
-    """Hold the state of a whole model, and the layout that it is written for."""
+    """The optimizer's state of a whole model, and the layout that it is written for."""
 
     joined: JoinedOptimizer
     layouts: Mapping[str, NewLayout]
@@ -73,7 +73,7 @@ class WrittenOptimizer:
         )
 
     def entry(self, t: int, p: int, e: int) -> dict[str, Any]:
-        """Return what stands beside the weights in one rank's file."""
+        """Return the entries next to the weights in one rank's file."""
         if self.joined.state.is_sharded:
             return {OPTIMIZER: _chained([self._settings(each) for each in self.groups]), **self.joined.state.beside}
         states = self._states(t, p, e)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zenith_checkpoint.output_place import PREFIX, Format
-from zenith_checkpoint.reading.dist_folder import METADATA, read_dist
 from zenith_checkpoint.reading.rank_folders import has_rank_folders, iteration_folder, read_rank_folders
-from zenith_checkpoint.reading.shard_set import TORCH_DIST, ShardSet, read_file, read_shards, shard_set
+from zenith_checkpoint.reading.shard_set import DIST_METADATA, TORCH_DIST, ShardSet, read_file, read_shards, shard_set
 from zenith_checkpoint.tensors import JoinedTensor, ShardContent, StoredTensor
 from zenith_tune.describe.config_json import read_config
 from zenith_tune.errors import UsageError
@@ -63,7 +62,7 @@ def _indexed(path: Path) -> ShardContent:
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(set(map(str, files.values()))):
         if "/" in name or name in ("", ".", "..") or not (path.parent / name).is_file():
-            raise UsageError(f"{path} names {name!r}, which is no file beside it", hint="copy all of its files")
+            raise UsageError(f"{path} names {name!r}, which is no file next to it", hint="copy all of its files")
         tensors |= {key: each for key, each in read_weights(path.parent / name).tensors.items() if key in files}
     missing = next((name for name in files if name not in tensors), None)
     if missing is not None:
@@ -72,7 +71,7 @@ def _indexed(path: Path) -> ShardContent:
 
 
 def in_files(tensors: list[JoinedTensor], config: Path) -> tuple[dict[str, list[JoinedTensor]], dict[str, str]]:
-    """Return the files that transformers expects in a folder, and the texts beside them: an index, and the config."""
+    """Return the files that transformers expects in a folder, and the texts next to them: an index, and the config."""
     files: list[list[JoinedTensor]] = [[]]
     for tensor in tensors:
         held = sum(each.num_bytes for each in files[-1])
@@ -108,8 +107,10 @@ def read_checkpoint(folder: Path) -> ShardSet:
         place = iteration_folder(folder)
         if has_rank_folders(place):
             return read_rank_folders(place)
-        dist = next((each for each in (place, place / FSDP) if (each / METADATA).is_file()), None)
+        dist = next((each for each in (place, place / FSDP) if (each / DIST_METADATA).is_file()), None)
         if dist is not None:
+            from zenith_checkpoint.reading.dist_folder import read_dist  # loads torch.distributed.checkpoint
+
             return replace(_one(folder, TORCH_DIST, read_dist(dist)), place=dist)
         _refuse_zarr(place)
         weights = find_weights(place)

@@ -24,13 +24,13 @@ from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from zenith_checkpoint.lazy_tensor import LazyTensor
+from zenith_checkpoint.reading.shard_set import DIST_METADATA as METADATA
 from zenith_checkpoint.reading.state_dict import read_state_dict
 from zenith_checkpoint.reading.torch_file import HoldsCodeError, TorchFile, described, map_file, read_torch_file
 from zenith_checkpoint.tensors import ShardContent, StoredTensor
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
-METADATA = ".metadata"
 COMMON = "common.pt"
 MAX_METADATA_BYTES = 2**30
 MAX_STACKED = 10**6
@@ -212,7 +212,7 @@ def _damage_explained(path: Path) -> Iterator[None]:
 
 
 def read_dist(folder: Path) -> ShardContent:
-    """Return the weights of a folder, with what Megatron saved beside them."""
+    """Return the weights of a folder, with what Megatron saved next to them."""
     dist = DistFolder.open(folder)
     with _damage_explained(folder / METADATA):
         named = {key: name for key in dist.entries if (name := _weight_name(key, dist.paths)) is not None}

@@ -46,7 +46,7 @@ def has_rank_folders(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFolders:
-    """Hold what the file of each rank says of itself, by the folder's name: one content for each virtual stage."""
+    """The contents of each rank's file by the name of its folder: one for each virtual stage."""
 
     folder: Path
     paths: dict[str, Path]
@@ -79,7 +79,7 @@ class RankFolders:
 
 
 def read_rank_folders(folder: Path) -> ShardSet:
-    """Read the weights of all ranks; those of expert ranks are put beside one another, under the experts' numbers."""
+    """Read the weights of all ranks; those of expert ranks are put together, under the experts' numbers."""
     ranks = RankFolders.open(folder)
     refuse_two_runs([content for found in ranks.contents.values() for content in found])
     contents = ranks.joined(ranks.contents, are_weights=True)
@@ -97,7 +97,7 @@ def _weights(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Hold the degrees of parallelism that the folders are named after."""
+    """The degrees of parallelism that the folders are named after."""
 
     tp: int
     pp: int

@@ -15,13 +15,14 @@ from zenith_checkpoint.tensors import ShardContent, StoredTensor, describe
 from zenith_tune.errors import UsageError
 
 TORCH_DIST = "torch_dist"
+DIST_METADATA = ".metadata"
 EXTRA_STATE = re.compile(r"(?:.*\.)?_extra_state[0-9]*", re.DOTALL)
 Contents = dict[tuple[int, int], ShardContent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSet:
-    """Hold the content of every shard by tensor rank and stage; the ranks of a stage hold the same names and shapes."""
+    """The content of every shard by tensor rank and stage; the ranks of a stage hold the same names and shapes."""
 
     folder: Path
     source: str

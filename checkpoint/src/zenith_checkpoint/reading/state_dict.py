@@ -1,4 +1,4 @@
-"""Reads a state_dict that torch.save wrote: the weights, and what stands beside them."""
+"""Reads a state_dict that torch.save wrote: the weights, and the entries next to them."""
 
 from __future__ import annotations
 

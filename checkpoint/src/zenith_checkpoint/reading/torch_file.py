@@ -1,18 +1,18 @@
-"""Reads what torch.save wrote, as a file or inside one: torch tells where each tensor lies, and the bytes are mapped.
+"""Reads what torch.save wrote, as a file or inside one: torch says where each tensor lies, and the bytes are mapped.
 
-Files are read by torch's `weights_only` reader, which runs no code. Objects of classes that stand beside weights in
+Files are read by torch's `weights_only` reader, which runs no code. Objects of classes that are saved with weights in
 checkpoints become a Described, whatever they were.
 """
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import io
 import mmap
 import os
 import warnings
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ DESCRIBED = {
     *("transformers", "omegaconf", "nemo", "modelopt", "numpy", "argparse", "collections", "types", "enum", "pathlib"),
     *("datetime", "signal", "functools", "copyreg", "io", "_io", "_codecs"),
 }
-"""Packages whose objects stand beside weights in checkpoints."""
+"""Packages whose objects are saved with weights in checkpoints."""
 CHUNK_BYTES = 2**20
 
 
@@ -173,9 +173,10 @@ def read_torch_file(
 def _loaded(file: BinaryIO) -> Any:
     file.seek(0)
     names: Iterable[str] = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    known = [(described(name), name) for name in names if name != "argparse.Namespace"]
+    # Only what is not safe anyway: torch forgets all of them at the end, also what another library had registered.
+    known = [Namespace if name == "argparse.Namespace" else (described(name), name) for name in names]
     file.seek(0)
-    with torch.serialization.safe_globals([argparse.Namespace, *known]), FakeTensorMode():
+    with torch.serialization.safe_globals(known), FakeTensorMode():
         return torch.load(file, map_location="cpu", weights_only=True)
 
 

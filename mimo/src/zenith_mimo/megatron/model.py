@@ -75,7 +75,7 @@ class StagedEncoder(ModalitySubmodules):
 
 
 class MegatronModel:
-    """Hold Megatron's model, of which this rank has the modules that the layout places on it."""
+    """Megatron's model, of which this rank has the modules that the layout places on it."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from zenith_tune.planner.mimo.modules import LANGUAGE, MimoConfig, MimoLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronSupport:
-    """Hold what a version of Megatron Core can do with modules that have layouts of their own."""
+    """The abilities of a version of Megatron Core for modules that have layouts of their own."""
 
     version: str
     bridges_shared_ranks: bool

@@ -16,7 +16,7 @@ MODULES = (ENCODER, LANGUAGE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoDevice:
-    """Hold what one rank computes with, and what a message between two costs."""
+    """The hardware of one rank, and the cost of a message between two."""
 
     flops_per_s: float
     fast_link: LinkSpec
@@ -54,7 +54,7 @@ class MimoDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoJob:
-    """Hold all that a plan of per-module layouts needs."""
+    """The input of a plan of per-module layouts."""
 
     encoder: ModuleWork
     language: ModuleWork

@@ -92,7 +92,7 @@ LANGUAGE = "language"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """Split one module over tp * pp * dp consecutive ranks from `offset` on, tp varying fastest and dp slowest."""
+    """One module's split over tp * pp * dp consecutive ranks from `offset` on, tp varying fastest and dp slowest."""
 
     tp: int = 1
     pp: int = 1
@@ -123,7 +123,7 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoLayout:
-    """Place every module of a multimodal model: all on the same ranks, or each on its own.
+    """The place of every module of a multimodal model: all on the same ranks, or each on its own.
 
     >>> MimoLayout(modules={"vision": ModuleLayout(tp=2), "language": ModuleLayout(tp=2, pp=3, offset=2)}).world_size
     8

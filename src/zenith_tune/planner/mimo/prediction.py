@@ -15,7 +15,7 @@ from zenith_tune.planner.mimo.work import ModuleWork
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPrediction:
-    """Hold a step's time by cause, each as an average over the ranks, and the pace of both modules."""
+    """A step's time by cause, each as an average over the ranks, and the pace of both modules."""
 
     candidate: MimoCandidate
     compute_s: float
@@ -161,7 +161,7 @@ def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPlan:
-    """Hold the ranking, and how many layouts were left out for their memory."""
+    """The ranking of layouts, and the number left out for their memory."""
 
     ranked: tuple[MimoPrediction, ...]
     num_too_large: int

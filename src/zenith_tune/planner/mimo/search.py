@@ -22,7 +22,7 @@ MOST_HOMOGENEOUS = 6
 
 @dataclass(frozen=True, slots=True)
 class CorrectedStep:
-    """Hold a step time as the runs so far correct it, and the spread of its logarithm."""
+    """A step time as the runs so far correct it, and the spread of its logarithm."""
 
     step_s: float
     spread: float
@@ -57,7 +57,7 @@ def _causes(prediction: MimoPrediction) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextLayout:
-    """Hold what to run next, and why."""
+    """The layout to run next, and why."""
 
     prediction: MimoPrediction
     expected: CorrectedStep

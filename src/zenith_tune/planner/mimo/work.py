@@ -244,7 +244,7 @@ BUSY = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRate:
-    """Hold how long one pass of layers takes."""
+    """The time that one pass of layers takes."""
 
     flops_per_s: float
     number_s: float = 0.0
@@ -267,7 +267,7 @@ class PassRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRates:
-    """Hold the rates of a module's two passes."""
+    """The rates of a module's two passes."""
 
     forward: PassRate
     backward: PassRate

@@ -31,7 +31,7 @@ MOST_RANKS_FOR_BATCHES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoOverrides:
-    """Hold what the user says beside the command; None leaves it to the command."""
+    """The user's own settings; None leaves a value to the command."""
 
     n_gpus: int | None = None
     cluster: str | None = None
@@ -47,7 +47,7 @@ class MimoOverrides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCommand:
-    """Hold the job, and how a layout is written into the command."""
+    """The job, and how a layout is written into the command."""
 
     job: MimoJob
     seq_length: int
@@ -112,7 +112,7 @@ def _differences(ends: list[int]) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class MimoSpace:
-    """Hold the search space of one command; dp is what fills each module's ranks."""
+    """The search space of one command; dp is what fills each module's ranks."""
 
     read: ReadCommand
     mbs_max: int

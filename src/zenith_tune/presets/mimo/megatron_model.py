@@ -28,7 +28,7 @@ ROWS_SHUFFLED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """Hold one layer's parameters and its forward FLOPs for one token."""
+    """One layer's parameters and its forward FLOPs for one token."""
 
     params: float = 0.0
     expert_params: float = 0.0
@@ -75,7 +75,7 @@ def megatron_language(args: MegatronArgs) -> ModuleWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Images:
-    """Hold what the encoder makes of one image."""
+    """The encoder's tokens and patches of one image."""
 
     patches: int
     """With the class tokens, which the projector does not see."""
@@ -212,7 +212,7 @@ def _query_groups(args: MegatronArgs, heads: int) -> int:
 
 
 class _MambaSizes(NamedTuple):
-    """Hold the shape of a Mamba layer."""
+    """The shape of a Mamba layer."""
 
     heads: int
     dim: int
