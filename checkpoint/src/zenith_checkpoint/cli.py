@@ -95,7 +95,7 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
 @path_option("--output", metavar="DIR", help="The folder to write. [default: DIR-tpT-ppP]")
 @click.option("--layers-per-stage", metavar="N,N,...", help="Layers of each stage. [default: the same on each]")
 @click.option("--numbering", type=click.Choice(["local", "global"]),
-              help="Number the layers from 0 on each stage, or through all of them. [default: as they are, else local]")  # fmt: skip
+              help="Number the layers by stage, or through all stages. [default: as they are, else local]")  # fmt: skip
 @click.option("--ep", type=COUNT, default=1, show_default=True, metavar="E", help="Expert ranks of the new layout.")
 @click.option("--sequential-experts", is_flag=True,
               help="Name the experts of transformers' models as Megatron does without --moe-grouped-gemm.")  # fmt: skip

@@ -22,7 +22,7 @@ from zenith_checkpoint.joined_model import (
 from zenith_checkpoint.megatron_names import iteration_name, of_expert_rank, rank_name, stacked
 from zenith_checkpoint.model_shape import VOCAB_DIVISOR, ModelShape, Vocabulary, count_of
 from zenith_checkpoint.new_layout import NewLayout
-from zenith_checkpoint.optimizer.joined_state import JoinedOptimizer, read_optimizer
+from zenith_checkpoint.optimizer.joined_state import read_optimizer
 from zenith_checkpoint.optimizer.state import LeftOutError
 from zenith_checkpoint.optimizer.written_state import WrittenOptimizer
 from zenith_checkpoint.output_place import (
@@ -158,18 +158,27 @@ def reshard(
     kind = target.format or shards.format
     _refuse_target(target, kind)
     model = join_shards(shards, shape)
-    _refuse_unknown(model, folder, kind)
+    if kind in MEGATRON_LOADS and not model.numbers.num_layers:
+        raise UsageError(f"{folder} holds no layer that has a name of Megatron's or transformers'", hint=KNOWN)
     keeps_numbers = shards.pp > 1 and kind not in MEGATRON_LOADS
     numbering = target.numbering or (model.numbers.numbering if keeps_numbers else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
     notes = _notes(model, target)
-    optimizer, why = _optimizer(shards, model, shape) if target.with_optimizer else (None, "")
+    optimizer, written, why = None, None, ""
+    try:
+        optimizer = read_optimizer(shards, model, shape) if target.with_optimizer else None
+    except LeftOutError as error:
+        why = f" ({error})"
     if (vocabulary := _vocabulary(model, shards, shape, target.vocab_divisor)) is not None:
         rows, said = vocabulary.resharded(target.tp)
         model, notes = with_vocab(model, rows), [said, *notes]
         optimizer = optimizer and optimizer.with_vocab(rows)
     layout = NewLayout.of(model, source_tp=shards.tp, tp=target.tp, numbers=numbers)
-    written, why = _cut(optimizer, model, layout, shards, target) if optimizer else (None, why)
+    try:
+        if optimizer:
+            written = WrittenOptimizer.of(optimizer, model, layout, source_tp=shards.tp, ep=target.ep, args=shards.args)
+    except LeftOutError as error:
+        why = f" ({error})"
     if kind in MEGATRON_LOADS:
         model = _for_megatron(model, shards.args, target)
         notes.append(
@@ -204,30 +213,6 @@ def _refuse_target(target: Target, kind: Format) -> None:
     if target.with_optimizer and kind not in MEGATRON_LOADS:
         problem = f"--with-optimizer needs a format that Megatron loads, but --format is {kind.value}"
         raise UsageError(problem, hint="give --format megatron or torch_dist")
-
-
-def _refuse_unknown(model: JoinedModel, folder: Path, kind: Format) -> None:
-    """Refuse weights that Megatron would not find, as no name among them is that of a layer."""
-    if kind in MEGATRON_LOADS and not model.numbers.num_layers:
-        raise UsageError(f"{folder} holds no layer that has a name of Megatron's or transformers'", hint=KNOWN)
-
-
-def _optimizer(shards: ShardSet, model: JoinedModel, shape: ModelShape) -> tuple[JoinedOptimizer | None, str]:
-    """Return the optimizer's state, or why it is left out."""
-    try:
-        return read_optimizer(shards, model, shape), ""
-    except LeftOutError as error:
-        return None, f" ({error})"
-
-
-def _cut(
-    optimizer: JoinedOptimizer, model: JoinedModel, layout: NewLayout, shards: ShardSet, target: Target
-) -> tuple[WrittenOptimizer | None, str]:
-    """Return the optimizer's state as it is written, or why it is left out."""
-    try:
-        return WrittenOptimizer.of(optimizer, model, layout, source_tp=shards.tp, ep=target.ep, args=shards.args), ""
-    except LeftOutError as error:
-        return None, f" ({error})"
 
 
 def _optimizer_notes(written: WrittenOptimizer | None, kind: Format) -> tuple[str, ...]:

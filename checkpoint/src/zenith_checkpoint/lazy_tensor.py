@@ -70,8 +70,11 @@ class LazyTensor:
     @classmethod
     def stack(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
         """Put tensors of one shape along a new first axis."""
-        leading = [replace(each, shape=(1, *each.shape), read_box=_without_first(each)) for each in parts]
-        return cls.cat(leading)
+
+        def leading(part: LazyTensor) -> LazyTensor:
+            return replace(part, shape=(1, *part.shape), read_box=lambda box: part.read_box(box[1:])[None])
+
+        return cls.cat([leading(each) for each in parts])
 
     @classmethod
     def interleaved(cls, parts: Sequence[LazyTensor]) -> LazyTensor:
@@ -92,7 +95,8 @@ class LazyTensor:
     @property
     def num_bytes(self) -> int:
         """Bytes of the whole tensor."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        item_bytes: int = self.dtype.itemsize
+        return math.prod(self.shape) * item_bytes
 
     def part(self, axis: int, start: int, stop: int, step: int = 1) -> LazyTensor:
         """Return what lies between two places of an axis, or each `step`-th of it."""
@@ -172,10 +176,6 @@ class LazyTensor:
             if not bool((block == first).all()):
                 return False
         return True
-
-
-def _without_first(tensor: LazyTensor) -> Callable[[Box], torch.Tensor]:
-    return lambda box: tensor.read_box(box[1:])[None]
 
 
 def _box(starts: Sequence[int], stops: Sequence[int], origin: Sequence[int]) -> Box:

@@ -254,14 +254,9 @@ def find_numbers(names_by_stage: list[list[str]]) -> LayerNumbers:
         return LayerNumbers(per_stage=per_stage, numbering=Numbering.LOCAL)
     if all(stage == list(range(start, start + len(stage))) for start, stage in zip(starts, numbers, strict=True)):
         return LayerNumbers(per_stage=per_stage, numbering=Numbering.GLOBAL)
-    shown = "; ".join(f"stage {stage}: {_shown(found)}" for stage, found in enumerate(numbers))
+    shown = "; ".join(f"stage {stage}: {', '.join(map(str, found)) or 'none'}" for stage, found in enumerate(numbers))
     problem = "layers must be numbered from 0 on each stage, or through all stages without a gap"
     raise UsageError(f"{problem}, but are {shown}: a shard is missing or of another checkpoint")
-
-
-def _shown(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown} ... {numbers[-1]}" if len(numbers) > 8 else shown or "none"
 
 
 def spread(num_layers: int, pp: int, given: tuple[int, ...] | None, numbering: Numbering) -> LayerNumbers:

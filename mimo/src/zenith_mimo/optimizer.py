@@ -171,7 +171,10 @@ class ModuleOptimizer:
             group.update({**saved, "betas": tuple(saved["betas"])})
 
     def _gather_weights(self) -> None:
-        by_owner = [self._rows_of(owner) for owner in range(self._num_owners)]
+        by_owner = [
+            [self.trained[name].detach()[start:stop] for name, (start, stop) in self._spans_of(owner)]
+            for owner in range(self._num_owners)
+        ]
         longest = max(sum(rows.numel() for rows in owned) for owned in by_owner)
         mine = next(iter(self.trained.values())).detach().new_zeros(longest)
         own = torch.cat([rows.reshape(-1) for rows in by_owner[self._owner]] or [mine[:0]])
@@ -181,9 +184,6 @@ class ModuleOptimizer:
         for owner, (owned, flat) in enumerate(zip(by_owner, received, strict=True)):
             if owner != self._owner:
                 _copy_out(flat, owned)
-
-    def _rows_of(self, owner: int) -> list[Tensor]:
-        return [self.trained[name].detach()[start:stop] for name, (start, stop) in self._spans_of(owner)]
 
     def _counted_grads(self) -> list[Tensor]:
         """Return the gradients that this rank counts: each number of the module is counted by one rank of the group."""

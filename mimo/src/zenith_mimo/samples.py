@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from zenith_tune.planner.mimo.modules import EncoderConfig, MimoConfig
+from zenith_tune.planner.mimo.modules import MimoConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +106,12 @@ class RandomSamples:
             tokens[span.start : span.stop] = config.encoders[name].token_id
             begin, num_rows[name] = span.stop, len(span)
             if name in encoders:
-                items[name] = _random_items(config.encoders[name], num_items, seed)
+                encoder = config.encoders[name]
+                own = torch.Generator().manual_seed(seed * 1000 + encoder.token_id)
+                items[name] = torch.randn(num_items, encoder.patches_per_item, encoder.patch_size, generator=own)
         is_counted = torch.zeros(length, dtype=torch.bool)
         # The rest is padding: samples differ in how many of their tokens count.
         is_counted[: int(torch.randint(begin, length + 1, (1,), generator=generator))] = True
         for token_id in special:
             is_counted &= tokens[1:] != token_id
         return Sample(tokens=tokens, is_counted=is_counted, items=items, num_rows=num_rows)
-
-
-def _random_items(encoder: EncoderConfig, num_items: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1000 + encoder.token_id)
-    return torch.randn(num_items, encoder.patches_per_item, encoder.patch_size, generator=generator)

@@ -76,14 +76,10 @@ def _contents(state: OptimizerState, kind: str, *, is_tied: bool) -> Contents:
 def _refuse_other_shapes(kind: str, states: JoinedModel, model: JoinedModel) -> None:
     """Leave out a state that some weights do not have, or not in their shape."""
     weights = {name: each.shape for name, each in model.tensors.items() if is_parameter(name)}
-    other = next((name for name, shape in weights.items() if _shape(states, name) != shape), None)
-    other = other or next((name for name in states.tensors if name not in weights), None)
+    found = {name: each.shape for name, each in states.tensors.items()}
+    other = next((name for name in {**weights, **found} if weights.get(name) != found.get(name)), None)
     if other is not None:
         raise LeftOutError(f"its {kind} does not fit {other!r}")
-
-
-def _shape(states: JoinedModel, name: str) -> tuple[int, ...] | None:
-    return states.tensors[name].shape if name in states.tensors else None
 
 
 def _refuse_other_weights(masters: JoinedModel, model: JoinedModel) -> None:
@@ -97,10 +93,6 @@ def _refuse_other_weights(masters: JoinedModel, model: JoinedModel) -> None:
 
 
 def _rounds_to(master: JoinedTensor, weight: JoinedTensor) -> bool:
-    wide, found = (next(each.data.part(0, 0, _num_compared(master)).blocks()) for each in (master, weight))
-    return torch.equal(as_bytes(wide.view(torch.float32).to(weight.dtype)), found)
-
-
-def _num_compared(master: JoinedTensor) -> int:
-    """Return how many rows are compared."""
-    return min(max(COMPARED_BYTES * master.shape[0] // max(master.num_bytes, 1), 1), master.shape[0])
+    num_rows = min(max(COMPARED_BYTES * master.shape[0] // max(master.num_bytes, 1), 1), master.shape[0])
+    wide, found = (each.data.part(0, 0, num_rows).read() for each in (master, weight))
+    return torch.equal(as_bytes(wide.to(weight.dtype)), as_bytes(found))

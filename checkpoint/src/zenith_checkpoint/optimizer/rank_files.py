@@ -62,7 +62,12 @@ def read_rank_states(folder: Path) -> OptimizerState:
             found[name] = _plain_states(file, optimizers, chunks)
     states: dict[tuple[int, int], States] = {}
     for kind in next(iter(found.values()))[0]:
-        held = {name: _contents(ranks.contents[name], each, kind) for name, each in found.items()}
+        held = {
+            name: [
+                replace(chunk, tensors=each[kind]) for chunk, each in zip(ranks.contents[name], states_of, strict=True)
+            ]
+            for name, states_of in found.items()
+        }
         for place, content in ranks.joined(held, are_weights=False).items():
             states.setdefault(place, {})[kind] = content.tensors
     first = next(iter(files.values()))
@@ -76,10 +81,6 @@ def read_rank_states(folder: Path) -> OptimizerState:
         bucket_numel=bucket_numels(next(iter(ranks.contents.values()))[0].args)[0],
         beside=scheduler_of(first.content),
     )
-
-
-def _contents(chunks: list[ShardContent], found: list[States], kind: str) -> list[ShardContent]:
-    return [replace(content, tensors=states[kind]) for content, states in zip(chunks, found, strict=True)]
 
 
 def _listed(found: Any) -> list[dict[str, Any]]:

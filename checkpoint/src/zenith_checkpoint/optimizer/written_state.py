@@ -26,7 +26,7 @@ from zenith_checkpoint.optimizer.state import (
     in_order,
     is_parameter,
 )
-from zenith_checkpoint.split_rules import LayerNumbers, is_expert
+from zenith_checkpoint.split_rules import is_expert
 from zenith_checkpoint.tensors import JoinedTensor
 
 RESHARDABLE = "fully_reshardable"
@@ -64,7 +64,10 @@ class WrittenOptimizer:
         in_order(filter(is_parameter, model.tensors))  # refuses what has no known place
         return cls(
             joined=joined,
-            layouts={kind: _layout(each, source_tp, weights.tp, weights.numbers) for kind, each in tied.items()},
+            layouts={
+                kind: NewLayout.of(each, source_tp=source_tp, tp=weights.tp, numbers=weights.numbers)
+                for kind, each in tied.items()
+            },
             weights=weights,
             groups=_groups(joined.state.groups, model.tensors, ep),
             ep=ep,
@@ -158,10 +161,6 @@ class WrittenOptimizer:
             types = (dtype, torch.float32 if in_full else dtype)
             buffers[number] = {types: flat}
         return buffers
-
-
-def _layout(model: JoinedModel, source_tp: int, tp: int, numbers: LayerNumbers) -> NewLayout:
-    return NewLayout.of(model, source_tp=source_tp, tp=tp, numbers=numbers)
 
 
 def _decays(group: Mapping[str, Any]) -> bool:

@@ -101,13 +101,10 @@ def read_images(text: str) -> tuple[int, ...]:
         raise UsageError(f"images must have a share above 0, but got {text!r}", hint="correct it")
     # The ends of the shares on a line, rounded, so that each is right to within one sample.
     ends = [round(HISTOGRAM_SAMPLES * end / total) for end in itertools.accumulate(shares.values())]
-    samples = [count for count, size in zip(shares, _differences(ends), strict=True) for _ in range(size)]
+    begins = [0, *ends[:-1]]
+    samples = [count for count, begin, end in zip(shares, begins, ends, strict=True) for _ in range(end - begin)]
     random.Random(0).shuffle(samples)
     return tuple(samples)
-
-
-def _differences(ends: list[int]) -> list[int]:
-    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
