@@ -28,7 +28,7 @@ class Split(enum.Enum):
     UP = "up"
     """Column or gated, by the width of the down-projection."""
     QKV = "qkv"
-    """By rows: for each query group its queries, its key and its value, so that group follows group over the ranks."""
+    """Split by rows, query group after query group: its queries, its key and its value."""
 
 
 class Home(enum.Enum):

@@ -40,7 +40,7 @@ class StoredTensor:
 
     name: str
     key_parts: tuple[int, ...]
-    """How many of the name's dotted parts make up each key of the nested dictionaries that it was found in."""
+    """The number of the name's dotted parts in each key of the nested dictionaries that it was found in."""
     path: Path
     """The file that messages name."""
     data: LazyTensor
@@ -61,7 +61,7 @@ class ShardContent:
     """The content of one shard."""
 
     name: str
-    """What a person calls it: its file, or its folder where all files have one name."""
+    """The name in messages: its file, or its folder where all files have one name."""
     tensors: dict[str, StoredTensor]
     wrapper: str | None = None
     """The key that the weights were found under, where a .bin holds more than weights."""
@@ -71,7 +71,7 @@ class ShardContent:
     """Megatron-LM's arguments, where it saved them: the plain ones."""
     metadata: dict[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    """What is neither a weight nor plain, such as an optimizer's state."""
+    """Names of entries that are neither weights nor plain values, such as an optimizer's state."""
 
 
 def describe(tensor: StoredTensor | JoinedTensor) -> str:

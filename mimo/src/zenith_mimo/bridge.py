@@ -19,7 +19,7 @@ from zenith_tune.planner.mimo.modules import LANGUAGE, lane_partners, rows_of_la
 
 
 class Channel:
-    """Carry tensors one way between ranks; those between two ranks arrive in the order they were sent.
+    """One way for tensors between ranks; those between two ranks arrive in the order they were sent.
 
     Both sides know the shape from the samples that they read: nothing is sent ahead, and no device is waited for.
     """
@@ -51,7 +51,7 @@ class Channel:
 
 
 class _BridgeEnd:
-    """What both ends share: partners on the other side, and a leader that speaks for its tensor-parallel group."""
+    """The base of both ends: partners on the other side, and a leader that speaks for its tensor-parallel group."""
 
     def __init__(
         self, role: ModuleRole, other: HyperCommGrid, stage: int, width: int, forward: Channel, backward: Channel
@@ -141,7 +141,7 @@ class GradientPath:
 
 
 class StageLinks:
-    """Join one stage to its neighbours in the module graph."""
+    """The links of one stage to its neighbours in the module graph."""
 
     def __init__(self, model: MimoModel, role: ModuleRole) -> None:
         topology = model.topology
@@ -209,7 +209,7 @@ def grad_of(tensor: Tensor) -> Tensor:
 
 
 class ColocatedBridge:
-    """Hand each rank the encoder's rows of the samples that its language lane reads, whole under backward.
+    """The exchange of the encoder's rows: each rank gets those of its language lane's samples, whole under backward.
 
     Where the encoder has more lanes, siblings gather their rows and each keeps its own part of the gradient; where it
     has fewer, each takes its part of the rows and the siblings gather the gradient. Making one is a collective.

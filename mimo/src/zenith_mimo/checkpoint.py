@@ -74,7 +74,7 @@ Entry = TensorEntry | JsonEntry
 
 
 class EntrySavePlanner(SavePlanner):
-    """Plan the writing of a rank's entries."""
+    """The plan of writing a rank's entries."""
 
     def set_up_planner(
         self, state_dict: Mapping[str, Entry], storage_meta: Any = None, is_coordinator: bool = False
@@ -107,7 +107,7 @@ class EntrySavePlanner(SavePlanner):
 
 
 class EntryLoadPlanner(LoadPlanner):
-    """Plan the reading of a rank's entries from whatever pieces are there."""
+    """The plan of reading a rank's entries from the pieces that were saved."""
 
     def set_up_planner(
         self, state_dict: Mapping[str, Entry], metadata: Metadata | None = None, is_coordinator: bool = False

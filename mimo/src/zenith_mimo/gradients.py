@@ -40,7 +40,7 @@ class _Bucket:
         self.awaited: set[nn.Parameter] = set()
         self._work: Any = None
         self._kept: Tensor | None = None
-        """What the backend reads from while it sends."""
+        """The buffer that the backend reads from while it sends."""
         self.owned: Tensor | None = None
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class _Bucket:
 
 
 class ModuleGradients:
-    """Add up the gradients of a module's micro-batches, and sum them over its replicas bucket by bucket.
+    """The summed gradients of a module's micro-batches, summed over its replicas bucket by bucket.
 
     Backward fills the buckets from the end of the module. In the last micro-batch's backward pass each is sent as soon
     as it is full, in one order on all replicas, while backward continues with the next.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GridTooLargeError(UsageError, RuntimeError):
-    """Report a grid that does not fit into the world; also a RuntimeError, as it is in Megatron-LM."""
+    """A grid that does not fit into the world; also a RuntimeError, as it is in Megatron-LM."""
 
 
 BASE = "base"
@@ -34,7 +34,7 @@ class RankView:
 
 
 class HyperCommGrid:
-    """Arrange consecutive ranks in a box whose first dimension varies fastest.
+    """Consecutive ranks as a box whose first dimension varies fastest.
 
     The same ranks may be seen as other boxes too, such as that of the experts: `register_view` names one, and `view`
     asks for its groups. Names and behaviour are those of Megatron-LM's class.

@@ -28,7 +28,7 @@ from zenith_tune.planner.mimo.modules import LANGUAGE, EncoderConfig, LanguageCo
 
 
 class PatchEmbedding(nn.Module):
-    """Turn patches into hidden vectors, each with its position in the item."""
+    """Patches as hidden vectors, each with its position in the item."""
 
     def __init__(self, config: EncoderConfig, tp: TensorParallel) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Projector(nn.Module):
-    """Carry the encoder's vectors into the language model's space."""
+    """The projection of the encoder's vectors into the language model's space."""
 
     def __init__(self, width: int, language_width: int, tp: TensorParallel) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class ItemEncoder(nn.Module):
 
 
 class MultimodalEmbedding(nn.Module):
-    """Embed the text, and put the encoders' rows where their tokens stand."""
+    """The text's embedding, with the encoders' rows at their tokens."""
 
     def __init__(self, config: LanguageConfig, token_ids: Mapping[str, int], tp: TensorParallel) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class MultimodalEmbedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Turn hidden vectors into the loss of every token."""
+    """The loss of every token from the hidden vectors."""
 
     def __init__(self, config: LanguageConfig, tp: TensorParallel) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def build_module(
 
 
 class EncoderStage(Protocol):
-    """What a rank trains of an encoder: any nn.Module with these methods and a callable `blocks`."""
+    """A rank's part of an encoder: any nn.Module with these methods and a callable `blocks`."""
 
     def embed(self, items: Tensor) -> Tensor:
         """Return the hidden vectors of a micro-batch's items; asked of the first stage."""
@@ -214,7 +214,7 @@ class EncoderStage(Protocol):
 
 
 class LanguageStage(Protocol):
-    """What a rank trains of the language model: any nn.Module with these methods and a callable `blocks`."""
+    """A rank's part of the language model: any nn.Module with these methods and a callable `blocks`."""
 
     def embed(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the hidden vectors of the text with the encoders' rows in it; asked of the first stage."""
@@ -253,7 +253,7 @@ class MimoModel(nn.Module):
             )
         self.topology, self.device, self.dtype, self.row_width = topology, device, dtype, row_width
         self.config: MimoConfig | None = None
-        """Of the example's model."""
+        """Sizes of the example's model."""
         self.parts = nn.ModuleDict({name: self._build(builders[name], role) for name, role in topology.roles.items()})
 
     @classmethod

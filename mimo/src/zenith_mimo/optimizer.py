@@ -28,7 +28,7 @@ class OptimizerConfig:
 
     lr: float = 1e-3
     weight_decay: float = 0.01
-    """Of matrices; vectors are not decayed."""
+    """Decay of matrices; vectors are not decayed."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     clip_grad: float = 1.0
@@ -37,7 +37,7 @@ class OptimizerConfig:
     """Share each module's optimizer state out to its data-parallel ranks (ZeRO-1)."""
     num_distributed_optimizer_instances: int = 1
     loss_scale: float = 1.0
-    """What the loss is multiplied with before backward."""
+    """Factor of the loss before backward."""
     log_num_zeros_in_grad: bool = False
     bucket_numbers: int = 25_000_000
     """Gradients that are summed over replicas at once."""
@@ -71,7 +71,7 @@ class OwnedPiece:
 
 
 class ModuleOptimizer:
-    """Update one module's trained parameters on this rank with AdamW; frozen ones are left as they are."""
+    """The AdamW of one module's trained parameters on this rank; frozen ones are left as they are."""
 
     def __init__(self, module: nn.Module, role: ModuleRole, config: OptimizerConfig, device: str) -> None:
         self._role, self._config, self._device = role, config, device
@@ -214,7 +214,7 @@ class ModuleOptimizerInfo:
 
 
 class MimoOptimizer:
-    """Step all modules together; every rank of the world calls each method that says so."""
+    """The optimizer of all modules together; every rank of the world calls each method that says so."""
 
     def __init__(self, module_infos: Mapping[str, ModuleOptimizerInfo], config: OptimizerConfig, device: str) -> None:
         self.module_infos = dict(sorted(module_infos.items()))

@@ -37,7 +37,7 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What one lane of a module reads at a time."""
+    """The samples that one lane of a module reads at a time."""
 
     tokens: Tensor
     labels: Tensor

@@ -32,7 +32,7 @@ class ModuleGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRole:
-    """What this rank is in one module."""
+    """This rank's role in one module."""
 
     name: str
     layout: ModuleLayout
@@ -59,7 +59,7 @@ class ModuleRole:
 
 
 class Topology:
-    """Build the grids and groups of a layout; a collective, called by every rank of the world."""
+    """The grids and groups of a layout; making one is a collective, called by every rank of the world."""
 
     def __init__(
         self, layout: MimoLayout, *, backend: str | None = None, timeout: timedelta = timedelta(minutes=10)
@@ -106,7 +106,7 @@ _GLOO_WORDS = ("gloo", "Connection closed by peer", "Connection reset by peer", 
 
 
 class LostPeerError(ZenithTuneError):
-    """Report that another rank died or does not answer; the reason is in that rank's own log."""
+    """Another rank died or does not answer; the reason is in that rank's own log."""
 
 
 @contextlib.contextmanager

@@ -158,7 +158,7 @@ def sum_over_world(total: LossSum, device: str) -> LossSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step reports, the same on every rank."""
+    """The figures of a step, the same on every rank."""
 
     loss: float
     """Per token that counts."""
@@ -170,7 +170,7 @@ class StepResult:
 
 
 class Trainer:
-    """Train a model step by step; making one and each step are collectives of the whole world."""
+    """A loop that trains a model step by step; making one and each step are collectives of the whole world."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class JoinedOptimizer:
     """The optimizer's state of a whole model."""
 
     models: dict[str, JoinedModel]
-    """By kind: the master weights, where there are some, and the two moments."""
+    """The master weights, where there are some, and the two moments, by kind."""
     state: OptimizerState
 
     def with_vocab(self, num_rows: int) -> JoinedOptimizer:

@@ -63,7 +63,7 @@ class OptimizerState:
     tp: int
     num_stages: int
     states: dict[tuple[int, int], States]
-    """By tensor rank and stage, under the names that the weights have there."""
+    """States by tensor rank and stage, under the names that the weights have there."""
     groups: tuple[Groups, ...]
     """One for all weights, or a second one for experts that are spread over ranks."""
     is_sharded: bool

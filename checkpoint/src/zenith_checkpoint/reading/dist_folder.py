@@ -83,7 +83,7 @@ class DistFolder:
     folder: Path
     entries: dict[str, Any]
     places: dict[str, list[tuple[MetadataIndex, Any]]]
-    """By the key of a tensor or an object: the index and the place of each chunk."""
+    """The index and the place of each chunk, by the key of the tensor or object."""
     paths: dict[str, tuple[str, ...]]
     """Place of each key in the nested state_dict that was saved."""
     flattened: dict[str, tuple[int, ...]]

@@ -26,12 +26,12 @@ class ShardSet:
 
     folder: Path
     source: str
-    """What a person calls its layout."""
+    """The name of its layout in messages."""
     tp: int
     pp: int
     """Stages; the virtual ones, where each pipeline rank has several."""
     format: Format
-    """What it is written as again, unless another is asked for."""
+    """The format of the output, unless another is asked for."""
     contents: Contents
     place: Path | None = None
     """The folder of its files, where that is one inside the folder."""

@@ -70,7 +70,7 @@ def described(path: str) -> type[Described]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFile:
-    """What was saved; its tensors have no data yet, only places."""
+    """A file of torch.save, or a part of one; its tensors have places, but no data yet."""
 
     path: Path
     content: Any
@@ -181,7 +181,7 @@ def _loaded(file: BinaryIO) -> Any:
 
 
 class _Section(io.RawIOBase):
-    """What lies between two places of a file."""
+    """The bytes between two places of a file, as a file."""
 
     def __init__(self, file: BinaryIO, start: int, end: int) -> None:
         self._file, self._start, self._size, self._at = file, start, end - start, 0

@@ -25,7 +25,7 @@ from zenith_tune.planner.mimo.modules import LANGUAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:
-    """Where a stage of a module stands: its groups, None on ranks that the module is not on."""
+    """The place of a module's stage: its groups, None on ranks that the module is not on."""
 
     groups: Any
     tp: int

@@ -37,7 +37,7 @@ SAME = {"intra_dp_cp": "dp_cp", "expt_tp": "tp", "intra_expt_dp": "expt_dp", "dp
 
 
 class MegatronTopology:
-    """Build the grids and groups of a layout; a collective, called by every rank of the world."""
+    """The grids and groups of a layout; making one is a collective, called by every rank of the world."""
 
     def __init__(self, layout: MimoLayout, *, timeout: timedelta = timedelta(minutes=10)) -> None:
         world_size = dist.get_world_size()
@@ -46,7 +46,7 @@ class MegatronTopology:
         self.layout, self.timeout = layout, timeout
         self.grids: dict[str, HyperCommGrid] = {}
         self.groups: dict[str, ProcessGroupCollection] = {}
-        """Of the modules on this rank."""
+        """Process groups of the modules on this rank."""
         self._embedding_groups: list[Any] = []
         for name, module in sorted(layout.modules.items()):
             self._add(name, module)

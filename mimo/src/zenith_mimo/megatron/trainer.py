@@ -36,7 +36,7 @@ def tower_inputs(name: str, items: Tensor) -> dict[str, Any]:
 
 
 class MegatronTrainer:
-    """Train Megatron's model step by step; making one and each step are collectives of the whole world."""
+    """A loop that trains Megatron's model step by step; making one and each step are collectives of the whole world."""
 
     def __init__(
         self,

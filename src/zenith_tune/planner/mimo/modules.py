@@ -58,7 +58,7 @@ class MimoConfig:
     recompute: frozenset[str] = frozenset()
     """Modules whose blocks run forward again in the backward pass instead of keeping their activations."""
     frozen: frozenset[str] = frozenset()
-    """What is not trained: modules (`language`) or parts of one (`vision.blocks`)."""
+    """Untrained parts: modules (`language`) or parts of one (`vision.blocks`)."""
 
     def is_frozen(self, parameter: str) -> bool:
         """Return whether a parameter, named from its module on, is frozen."""

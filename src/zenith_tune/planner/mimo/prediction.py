@@ -26,7 +26,7 @@ class MimoPrediction:
     sync_s: float
     """Gradients summed over replicas, and the optimizer."""
     encoder_stage_s: float
-    """Forward and backward of a micro-batch on the encoder's slowest stage."""
+    """Time of a micro-batch, forward and backward, on the encoder's slowest stage."""
     language_stage_s: float
     num_microbatches: int
     memory_bytes: float

@@ -46,7 +46,7 @@ class PassTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePasses:
-    """Estimate the passes of one stage by the units of a micro-batch."""
+    """The passes of one stage, estimated by the units of a micro-batch."""
 
     work: ModuleWork
     layout: ModuleLayout
@@ -228,7 +228,7 @@ class TimedStage:
 
     passes: StagePasses
     units: list[int]
-    """Of each micro-batch."""
+    """Units of each micro-batch."""
     num_ahead: int
     before: list[Place]
     """The stages that it takes its input from."""

@@ -43,7 +43,7 @@ class PartWork:
     """One layer, or one end of a module; what tensor parallelism splits, and what every rank of the group has whole."""
 
     split_flops: float = 0.0
-    """Forward, for one unit."""
+    """Forward FLOPs of one unit that tensor parallelism splits."""
     whole_flops: float = 0.0
     split_params: float = 0.0
     whole_params: float = 0.0
@@ -53,13 +53,13 @@ class PartWork:
     """Numbers kept for the backward pass, for one unit."""
     whole_kept: float = 0.0
     is_trained: bool = True
-    """False: frozen, without gradients of its own weights and without optimizer."""
+    """Whether it has gradients of its own weights and an optimizer; a frozen part has neither."""
     passes_gradient: bool = True
     """Whether gradients go through it to something before it that is trained."""
 
     @property
     def backward_share(self) -> int:
-        """How many times the forward arithmetic its backward pass takes: once for its weights, once for its input."""
+        """Backward arithmetic in multiples of the forward one: once for its weights, once for its input."""
         return int(self.is_trained) + int(self.passes_gradient)
 
     def flops(self, tp: int) -> float:
@@ -88,11 +88,11 @@ class ModuleWork:
     output_numbers: float = 0.0
     """Numbers that an encoder gives to the language model for one item."""
     widths: tuple[tuple[str, int], ...] = ()
-    """What tp must divide, by name."""
+    """Sizes that tp must divide, by name."""
     depths: tuple[tuple[str, int], ...] = ()
-    """What pp must divide, by name."""
+    """Sizes that pp must divide, by name."""
     groups: tuple[tuple[str, int], ...] = ()
-    """What tp must divide or be a multiple of, by name."""
+    """Sizes that tp must divide or be a multiple of, by name."""
     num_segments: int = 0
     """The stages that the model spells out, which pp must then be."""
     is_sequence_parallel: bool = False
@@ -252,7 +252,7 @@ class PassRate:
     layer_s: float = 0.0
     """The least of a layer."""
     start_s: float = 0.0
-    """What starting a layer adds to it, on a processor that does not start one while it computes another."""
+    """Time of starting a layer, on a processor that does not start one while it computes another."""
 
     def seconds(self, flops: float, numbers: float = 0.0, num_layers: int = 1) -> float:
         """Return the time of that many FLOPs and hidden numbers in that many layers.

@@ -37,7 +37,7 @@ class MimoOverrides:
     cluster: str | None = None
     device_flops: float | None = None
     cores: int | None = None
-    """Of a host whose ranks compute on them."""
+    """Cores of a host whose ranks compute on them."""
     memory_gib: float | None = None
     encoder: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the encoder where the command does not have them: layers, hidden, heads and patches."""

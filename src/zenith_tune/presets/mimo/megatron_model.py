@@ -78,7 +78,7 @@ class _Images:
     """The encoder's tokens and patches of one image."""
 
     patches: int
-    """With the class tokens, which the projector does not see."""
+    """Patches with the class tokens, which the projector does not see."""
     rows: int
     """Tokens of the text that they become."""
     patch_numbers: int
