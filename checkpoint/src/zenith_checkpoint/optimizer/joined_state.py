@@ -95,4 +95,4 @@ def _refuse_other_weights(masters: JoinedModel, model: JoinedModel) -> None:
 def _rounds_to(master: JoinedTensor, weight: JoinedTensor) -> bool:
     num_rows = min(max(COMPARED_BYTES * master.shape[0] // max(master.num_bytes, 1), 1), master.shape[0])
     wide, found = (each.data.part(0, 0, num_rows).read() for each in (master, weight))
-    return torch.equal(as_bytes(wide.to(weight.dtype)), as_bytes(found))
+    return bool(torch.equal(as_bytes(wide.to(weight.dtype)), as_bytes(found)))
