@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What `make test` installs besides the base: a Python that an engine has no wheel for yet leaves the engines out (EXTRAS=dev).
+# What `make test` installs besides the base: a Python that an engine has no wheel for yet leaves the engines, and the siblings that need torch, out (EXTRAS=dev).
 EXTRAS ?= dev,engines
 BENCH_EXTRAS ?= optuna,smac,boosted,deepspeed,syne-tune
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -75,14 +75,17 @@ leaderboard: $(VENV)/.dev  ## run every tuner on LayoutBench's landscapes, and w
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$$ZENITHTUNE_DATA" $(addprefix --rows ,$(wildcard benchmarks/results/h200-*.csv)) $(addprefix --probes ,$(wildcard benchmarks/results/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
 
-$(VENV)/.base: pyproject.toml layoutbench/pyproject.toml
+PACKAGES := pyproject.toml layoutbench/pyproject.toml checkpoint/pyproject.toml mimo/pyproject.toml
+
+$(VENV)/.base: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -e . -e ./layoutbench
 	touch $@
 
-$(VENV)/.dev: pyproject.toml layoutbench/pyproject.toml
+$(VENV)/.dev: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile -e '.[$(EXTRAS)]' -e './layoutbench$(if $(BENCH_EXTRAS),[$(BENCH_EXTRAS)])'
+	$(PIP) install --no-compile -e '.[$(EXTRAS)]' $(if $(findstring engines,$(EXTRAS)),-e ./checkpoint -e ./mimo) \
+		-e './layoutbench$(if $(BENCH_EXTRAS),[$(BENCH_EXTRAS)])'
 	touch $@ $(VENV)/.base
 
 clean:

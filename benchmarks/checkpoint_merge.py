@@ -1,8 +1,9 @@
 """Measures a merge of a large checkpoint: random weights in TP 2 x PP 2 shards, joined by the command under a limit.
 
-The address space of `zenithtune checkpoint merge` is limited to a small part of the checkpoint. Its peak of resident
-memory is the kernel's own (VmHWM). Weights of every kind are then compared with what was generated for each rank,
-joined here by hand. The data lies in a folder that is removed at the end; it needs twice the size of the checkpoint.
+`zenithtune checkpoint merge` may use a small part of the checkpoint as memory of its own: resident pages that are of no
+file (RssAnon), looked at every few milliseconds; mapped files do not count, as the kernel takes their pages back.
+Weights of every kind are then compared with what was generated for each rank, joined here by hand. The data lies in a
+folder that is removed at the end; it needs twice the size of the checkpoint.
 
     python benchmarks/checkpoint_merge.py --gib 20 --output benchmarks/results/checkpoint_merge-2026-11-15.json
 """
@@ -139,14 +140,15 @@ def checked(path: Path, shape: Shape) -> Iterator[tuple[str, bool]]:
 
 
 def merge(command: list[str], limit_bytes: int) -> dict[str, Any]:
-    """Run the command under a limit of its address space and return its figures."""
-    limits = (limit_bytes, limit_bytes)
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits))
-    peak_kib, status = 0, Path(f"/proc/{process.pid}/status")
+    """Run the command, end it where it uses more memory of its own than the limit, and return its figures."""
+    begin, peak_bytes = time.perf_counter(), 0
+    process = subprocess.Popen(command)
     while process.poll() is None:
-        lines = [line.split() for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        peak_kib = max([peak_kib, *(int(words[1]) for words in lines)])
+        peak_bytes = max(peak_bytes, own_bytes(process.pid))
+        if peak_bytes > limit_bytes:
+            process.kill()
+            process.wait()
+            raise SystemExit(f"the merge used more than {limit_bytes // MIB} MiB")
         time.sleep(POLL_S)
     if process.returncode:
         raise SystemExit(f"the merge failed with status {process.returncode}")
@@ -155,8 +157,14 @@ def merge(command: list[str], limit_bytes: int) -> dict[str, Any]:
         "wall_s": time.perf_counter() - begin,
         "user_s": used.ru_utime,
         "system_s": used.ru_stime,
-        "peak_rss_mib": peak_kib / 1024,
+        "peak_rss_mib": peak_bytes / MIB,
     }
+
+
+def own_bytes(pid: int) -> int:
+    """Return the memory of a process without pages of files, which the kernel takes back when it needs them."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -193,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0, help="size of the checkpoint, at least (default: 1)")
     parser.add_argument("--hidden", type=int, default=4096, help="hidden size, a multiple of 1024 (default: 4096)")
-    parser.add_argument("--limit-mib", type=int, default=512, help="address space of the merge (default: 512)")
+    parser.add_argument("--limit-mib", type=int, default=512, help="own memory of the merge (default: 512)")
     parser.add_argument("--folder", type=Path, help="where the data lies meanwhile (default: the temporary folder)")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()

@@ -28,7 +28,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zenith_tune.mimo.config import (
+from zenith_mimo.hugging_face import CausalStage, VisionStage
+from zenith_mimo.modules import BuildStage, MimoModel
+from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
+from zenith_mimo.samples import RandomSamples, Sample, SampleSource
+from zenith_mimo.topology import Topology
+from zenith_mimo.trainer import Trainer
+from zenith_tune.planner.mimo.modules import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
@@ -36,12 +42,6 @@ from zenith_tune.mimo.config import (
     ModuleLayout,
     TransformerConfig,
 )
-from zenith_tune.mimo.hugging_face import CausalStage, VisionStage
-from zenith_tune.mimo.modules import BuildStage, MimoModel
-from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
-from zenith_tune.mimo.samples import RandomSamples, Sample, SampleSource
-from zenith_tune.mimo.topology import Topology
-from zenith_tune.mimo.trainer import Trainer
 
 LAYOUT = MimoLayout(modules={"vision": ModuleLayout(), "language": ModuleLayout()})
 OPTIMIZER = OptimizerConfig(lr=1e-4, clip_grad=1.0)
@@ -134,10 +134,10 @@ def runtime(sizes: Sizes, device: str, dtype: torch.dtype) -> Trainer:
 
 def megatron(sizes: Sizes, device: str, dtype: torch.dtype) -> Any:
     """Return Megatron's trainer of the same model."""
-    from zenith_tune.mimo.megatron.example import example_model
-    from zenith_tune.mimo.megatron.support import MegatronSupport
-    from zenith_tune.mimo.megatron.topology import MegatronTopology
-    from zenith_tune.mimo.megatron.trainer import MegatronTrainer
+    from zenith_mimo.megatron.example import example_model
+    from zenith_mimo.megatron.support import MegatronSupport
+    from zenith_mimo.megatron.topology import MegatronTopology
+    from zenith_mimo.megatron.trainer import MegatronTrainer
 
     support = MegatronSupport.of_installed()
     model = example_model(sizes.config(), MegatronTopology(LAYOUT), support, dtype=dtype)

@@ -27,7 +27,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_tune.mimo.config import (
+from zenith_mimo.local_ranks import run_ranks
+from zenith_mimo.modules import MimoModel, build_module
+from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
+from zenith_mimo.samples import MicroBatch, RandomSamples, Sample, collate
+from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_mimo.topology import Topology
+from zenith_mimo.trainer import Trainer
+from zenith_tune.planner.mimo.modules import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
@@ -35,13 +42,6 @@ from zenith_tune.mimo.config import (
     ModuleLayout,
     TransformerConfig,
 )
-from zenith_tune.mimo.local_ranks import run_ranks
-from zenith_tune.mimo.modules import MimoModel, build_module
-from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
-from zenith_tune.mimo.samples import MicroBatch, RandomSamples, Sample, collate
-from zenith_tune.mimo.tensor_parallel import TensorParallel
-from zenith_tune.mimo.topology import Topology
-from zenith_tune.mimo.trainer import Trainer
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=1.0)
 IMAGES_PER_SAMPLE = 2

@@ -100,7 +100,7 @@ def example() -> ModuleType:
 
 def measure(job: Job, num_rounds: int) -> list[dict[str, Any]]:
     """Return the steps of every layout in every round."""
-    from zenith_tune.mimo.local_ranks import run_ranks
+    from zenith_mimo.local_ranks import run_ranks
 
     trainer, layouts = example(), layouts_of(job)
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def timed_steps(trainer: ModuleType, job: Job, at: MimoCandidate) -> dict[str, l
     import torch
     import torch.distributed as dist
 
-    from zenith_tune.mimo.samples import RandomSamples
+    from zenith_mimo.samples import RandomSamples
 
     words = [word for name, value in example_options(at).items() for word in (name, str(value))]
     options = trainer.read_options([*shlex.split(job.options), *words])

@@ -23,8 +23,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from zenith_mimo.optimizer import OptimizerConfig
 from zenith_tune.errors import UsageError, ZenithTuneError
-from zenith_tune.mimo.config import (
+from zenith_tune.planner.mimo.modules import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
@@ -32,12 +33,11 @@ from zenith_tune.mimo.config import (
     ModuleLayout,
     TransformerConfig,
 )
-from zenith_tune.mimo.optimizer import OptimizerConfig
-from zenith_tune.mimo.work import check_layout, step_flops
+from zenith_tune.planner.mimo.work import check_layout, step_flops
 
 if TYPE_CHECKING:
-    from zenith_tune.mimo.megatron.trainer import MegatronTrainer
-    from zenith_tune.mimo.trainer import StepResult, Trainer
+    from zenith_mimo.megatron.trainer import MegatronTrainer
+    from zenith_mimo.trainer import StepResult, Trainer
 
 ENCODER = "vision"
 RUNTIME, MEGATRON = "runtime", "megatron"
@@ -179,7 +179,7 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
 
 def check_megatron(options: argparse.Namespace, layout: MimoLayout) -> None:
     """Refuse what Megatron's back-end cannot train here."""
-    from zenith_tune.mimo.megatron.support import MegatronSupport, check_device, check_stages
+    from zenith_mimo.megatron.support import MegatronSupport, check_device, check_stages
 
     if options.save or options.load:
         raise UsageError(f"--backend {MEGATRON} neither saves nor loads checkpoints here", hint="take the option out.")
@@ -215,10 +215,10 @@ def make_trainer(options: argparse.Namespace) -> Trainer | MegatronTrainer:
 
     if options.backend == MEGATRON:
         return make_megatron_trainer(options)
-    from zenith_tune.mimo.modules import MimoModel
-    from zenith_tune.mimo.optimizer import get_mimo_optimizer
-    from zenith_tune.mimo.topology import Topology
-    from zenith_tune.mimo.trainer import Trainer
+    from zenith_mimo.modules import MimoModel
+    from zenith_mimo.optimizer import get_mimo_optimizer
+    from zenith_mimo.topology import Topology
+    from zenith_mimo.trainer import Trainer
 
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
@@ -236,10 +236,10 @@ def make_megatron_trainer(options: argparse.Namespace) -> MegatronTrainer:
     """Build the same with Megatron's model and optimizer."""
     import torch
 
-    from zenith_tune.mimo.megatron.example import example_model
-    from zenith_tune.mimo.megatron.support import MegatronSupport
-    from zenith_tune.mimo.megatron.topology import MegatronTopology
-    from zenith_tune.mimo.megatron.trainer import MegatronTrainer
+    from zenith_mimo.megatron.example import example_model
+    from zenith_mimo.megatron.support import MegatronSupport
+    from zenith_mimo.megatron.topology import MegatronTopology
+    from zenith_mimo.megatron.trainer import MegatronTrainer
 
     topology = MegatronTopology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
     dtype = torch.bfloat16 if options.bf16 else torch.float32
@@ -255,9 +255,9 @@ def train(options: argparse.Namespace) -> None:
     """Train on this rank; the last one prints."""
     import torch.distributed as dist
 
-    from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
-    from zenith_tune.mimo.samples import RandomSamples
-    from zenith_tune.mimo.trainer import Trainer
+    from zenith_mimo.checkpoint import load_checkpoint, save_checkpoint
+    from zenith_mimo.samples import RandomSamples
+    from zenith_mimo.trainer import Trainer
 
     trainer = make_trainer(options)
     if options.load:
@@ -314,8 +314,8 @@ def main() -> int:
             train_as_one_rank(options)
             return 0
         # Imported before the ranks are forked from here, so that they have it all.
-        import zenith_tune.mimo.checkpoint  # noqa: F401
-        from zenith_tune.mimo.local_ranks import run_ranks
+        import zenith_mimo.checkpoint  # noqa: F401
+        from zenith_mimo.local_ranks import run_ranks
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         timeout = timedelta(seconds=options.timeout_s)

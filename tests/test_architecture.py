@@ -19,8 +19,8 @@ LAYERS: list[list[str]] = [
     ["study"],
     ["shell"],
     ["describe"],
-    ["layouts", "checkpoint"],
-    ["mimo", "estimates"],
+    ["layouts"],
+    ["estimates"],
     ["calibrate"],
     ["planner"],
     ["evaluators", "strategies"],
@@ -31,7 +31,7 @@ LAYERS: list[list[str]] = [
     ["report"],
     ["tuner"],
     ["api"],
-    ["serve", "exports", "testing", "cli"],
+    ["serve", "exports", "testing", "cli", "mimo"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 MOST_FILES = 15
@@ -99,6 +99,18 @@ def test_no_files_import_one_another_in_circles() -> None:
 def test_runners_and_the_record_stand_side_by_side() -> None:
     parts = {(part(a), part(b)) for a, b in imports()}
     assert not {("runners", "record"), ("record", "runners"), ("evaluators", "record")} & parts
+
+
+def test_the_main_package_imports_none_of_its_siblings() -> None:
+    siblings = {"zenith_checkpoint", "zenith_mimo", "layoutbench"}
+    found = set()
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {(name, alias.name) for alias in node.names if alias.name.split(".")[0] in siblings}
+            elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in siblings:
+                found.add((name, str(node.module)))
+    assert found == set()
 
 
 def test_no_folder_is_crowded() -> None:

@@ -42,7 +42,7 @@ ENGINES = "WARM_ENGINES"
 """The variable with the address of the server behind `warm_python`."""
 IMPORTED = {
     COMMANDS: ["tests.warm_command"],
-    TORCH: ["torch._dynamo", "zenith_tune.mimo.checkpoint"],
+    TORCH: ["torch._dynamo", "zenith_mimo.checkpoint"],
     ENGINES: ["torch._dynamo", "torch.distributed.fsdp", "transformers.trainer", "deepspeed",
               "transformers.models.llama.modeling_llama", "megatron.core.models.gpt"],
 }  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from tests.engines.megatron_core.cuda_on_cpu import pretend_cuda
-from zenith_tune.checkpoint.convert import Target, reshard
-from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.mimo.local_ranks import run_ranks
+from zenith_checkpoint.convert import Target, reshard
+from zenith_checkpoint.output_place import Format
+from zenith_mimo.local_ranks import run_ranks
 
 pretend_cuda()
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from tests.engines.megatron_core import pretrain_gpt as engine
-from zenith_tune.checkpoint.convert import Target, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.mimo.local_ranks import run_ranks
+from zenith_checkpoint.convert import Target, reshard
+from zenith_checkpoint.model_shape import ModelShape
+from zenith_checkpoint.output_place import Format
+from zenith_mimo.local_ranks import run_ranks
 
 from megatron.core import dist_checkpointing  # isort: skip
 from megatron.core import parallel_state as ps  # isort: skip

@@ -11,9 +11,9 @@ from tests.checkpoint.shard_files import need_torch
 from tests.checkpoint.test_refused_shards import refused
 from tests.mentions import mentions
 from tests.requirements import need_module
-from zenith_tune.checkpoint.convert import Names, Target, merge, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.output_place import Format
+from zenith_checkpoint.convert import Names, Target, merge, reshard
+from zenith_checkpoint.model_shape import ModelShape
+from zenith_checkpoint.output_place import Format
 from zenith_tune.errors import UsageError
 
 BASE = {

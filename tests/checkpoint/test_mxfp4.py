@@ -12,11 +12,12 @@ import pytest
 from tests.checkpoint.shard_files import need_torch
 from tests.checkpoint.test_hf_names import BASE, MODELS, logits
 from tests.requirements import need_module
-from zenith_tune.checkpoint.convert import Names, Target, merge, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.mxfp4 import dequantized
-from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.checkpoint.tensor_view import StoredTensor
+from zenith_checkpoint.convert import Names, Target, merge, reshard
+from zenith_checkpoint.lazy_tensor import LazyTensor
+from zenith_checkpoint.model_shape import ModelShape
+from zenith_checkpoint.mxfp4 import dequantized
+from zenith_checkpoint.output_place import Format
+from zenith_checkpoint.tensors import StoredTensor
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
 
@@ -114,18 +115,14 @@ def test_every_value_and_scale_is_what_transformers_makes_of_it(tmp_path: Path) 
     bytes_ = np.arange(256, dtype=np.uint8)
     blocks = np.tile(bytes_, 256).reshape(1, 256, 16, 16)
     scales = np.repeat(bytes_, 16).reshape(1, 256, 16)
-    stored = []
-    for name, array in (("blocks", blocks), ("scales", scales)):
-        (tmp_path / name).write_bytes(array.tobytes())
-        stored.append(
-            StoredTensor(name=name, key_parts=(1,), dtype="U8", shape=array.shape, path=tmp_path / name, offset=0)
-        )
-    (view,) = dequantized(*stored, row_step=1)
-    found = torch.frombuffer(bytearray(view.read().tobytes()), dtype=torch.bfloat16).reshape(256, 512)
+    stored = [
+        StoredTensor(name=name, key_parts=(1,), path=tmp_path, data=LazyTensor.of(torch.from_numpy(array)))
+        for name, array in (("blocks", blocks), ("scales", scales))
+    ]
+    (data,) = dequantized(*stored, row_step=1)
     expected = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))[0].T
-    assert torch.equal(found, expected)
-    part = view.rows(7, 90).columns(2 * 33, 2 * 170).read()
-    assert np.array_equal(part, view.read()[7:90, 66:340])
+    assert torch.equal(data.read(), expected)
+    assert torch.equal(data.read_box((slice(7, 90), slice(33, 170))), expected[7:90, 33:170])
 
 
 @pytest.mark.parametrize(

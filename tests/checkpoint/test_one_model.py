@@ -13,8 +13,8 @@ from tests.checkpoint.reference import CORE, OLD, Model, Shape, Weights
 from tests.checkpoint.shard_files import need_torch, read, to_torch, write_safetensors, write_shards
 from tests.checkpoint.test_refused_shards import refused, shard
 from tests.mentions import mentions
-from zenith_tune.checkpoint.convert import Target, merge, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
+from zenith_checkpoint.convert import Target, merge, reshard
+from zenith_checkpoint.model_shape import ModelShape
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 

@@ -14,11 +14,11 @@ from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import from_torch, need_torch, same, to_torch, write_shards
 from tests.checkpoint.test_sources import dcp_save
 from tests.mentions import mentions
-from zenith_tune.checkpoint.convert import Target, reshard
-from zenith_tune.checkpoint.optimizer.flat_buffers import by_numels, coalesced, in_buckets
-from zenith_tune.checkpoint.optimizer.state import in_order
-from zenith_tune.checkpoint.output_place import Format
-from zenith_tune.checkpoint.reading.dist_folder import DistFolder
+from zenith_checkpoint.convert import Target, reshard
+from zenith_checkpoint.optimizer.flat_buffers import by_numels, coalesced, in_buckets
+from zenith_checkpoint.optimizer.state import in_order
+from zenith_checkpoint.output_place import Format
+from zenith_checkpoint.reading.dist_folder import DistFolder
 from zenith_tune.errors import UsageError
 
 SHAPE = Shape(dtype="F32", divisor=1, vocab=12)
@@ -119,14 +119,7 @@ PROJECTION = "decoder.layers.self_attention.linear_proj.weight"
 
 
 def whole_tensors(dist: DistFolder) -> dict[str, Any]:
-    torch = need_torch()
-    found = {}
-    for key in dist.entries:
-        tensor = dist.chunked(key)
-        (chunk,) = tensor.chunks
-        data = bytearray(chunk.tensor.mosaic.read().tobytes())
-        found[key] = torch.frombuffer(data, dtype=torch.float32).reshape(tensor.shape)
-    return found
+    return {key: dist.data(key).read().clone() for key in dist.entries}
 
 
 def save_flat(folder: Path, state: dict[str, Any], keys: list[str]) -> None:

@@ -14,7 +14,7 @@ from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, write_shards
 from tests.checkpoint.test_refused_shards import refused, shard
 from tests.mentions import mentions
-from zenith_tune.checkpoint.convert import merge
+from zenith_checkpoint.convert import merge
 
 
 class Bomb:

@@ -10,9 +10,9 @@ from tests.checkpoint.reference import CORE, OLD, Model, Shape, Weights, random_
 from tests.checkpoint.shard_files import need_torch, read, same, write_safetensors, write_shards
 from tests.mentions import mentions
 from tests.thoroughness import few_quick
-from zenith_tune.checkpoint.convert import Target, merge, reshard
-from zenith_tune.checkpoint.model_shape import ModelShape
-from zenith_tune.checkpoint.split_rules import Numbering
+from zenith_checkpoint.convert import Target, merge, reshard
+from zenith_checkpoint.model_shape import ModelShape
+from zenith_checkpoint.split_rules import Numbering
 
 NUM_MODELS = 60
 EMBEDDING = "embedding.word_embeddings.weight"

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from tests.checkpoint.shard_files import need_torch, read, same, to_torch, write
 from tests.checkpoint.test_refused_shards import refused
 from tests.mentions import mentions
 from tests.requirements import need_module
-from zenith_tune.checkpoint.convert import merge
-from zenith_tune.checkpoint.reading.safe_pickle import Described, HoldsCodeError, load_plainly
+from zenith_checkpoint.convert import merge
+from zenith_checkpoint.reading.torch_file import Described, read_torch_file
+from zenith_tune.errors import UsageError
 
 EXPERTS = ".experts.local_experts."
 
@@ -213,21 +215,35 @@ def test_code_beside_the_weights_is_refused_and_not_run(
     assert not (tmp_path / "was-run").exists()
 
 
-def test_objects_are_described_and_never_made() -> None:
-    described = load_plainly(pickle.dumps(argparse.Namespace(a=1, b=[2]), protocol=2))
-    assert isinstance(described, Described)
-    assert (described.kind, described.state) == ("argparse.Namespace", {"a": 1, "b": [2]})
-    call = b"cnumpy\nfromfile\n(S'/etc/passwd'\ntR."  # a function of a package that checkpoints name
-    assert load_plainly(call).kind == "numpy.fromfile"
-    for code in (b"cos\nsystem\n(S'true'\ntR.", b"cbuiltins\neval\n(S'1'\ntR."):
-        with pytest.raises(HoldsCodeError):
-            load_plainly(code)
+def pickled(path: Path, data: bytes) -> Path:
+    """Write a file of torch.save whose pickle is this one."""
+    torch = need_torch()
+    torch.save({}, path)
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, record in records.items():
+            archive.writestr(name, data if name.endswith("data.pkl") else record)
+    return path
 
 
-def test_a_pickle_cannot_change_the_classes_that_describe() -> None:
-    with pytest.raises(TypeError):
-        load_plainly(b"cargparse\nNamespace\n(N}(S'kind'\nS'changed'\nutb.")
-    assert load_plainly(b"cargparse\nNamespace\n(tR.").kind == "argparse.Namespace"
+def test_objects_are_described_and_never_made(tmp_path: Path) -> None:
+    call = b"\x80\x02cnumpy\nfromfile\nX\x04\x00\x00\x00/etc\x85R."  # a function of a package that checkpoints name
+    described = read_torch_file(pickled(tmp_path / "a.pt", call)).content
+    assert isinstance(described, Described) and described.kind == "numpy.fromfile"
+    for code in (
+        b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.",
+        b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.",
+    ):
+        with pytest.raises(UsageError):
+            read_torch_file(pickled(tmp_path / "b.pt", code))
+
+
+def test_a_pickle_cannot_change_the_classes_that_describe(tmp_path: Path) -> None:
+    change = b"\x80\x02cenum\nEnum\n}X\x04\x00\x00\x00kindX\x07\x00\x00\x00changedsb."
+    with pytest.raises(UsageError):
+        read_torch_file(pickled(tmp_path / "a.pt", change))
+    assert read_torch_file(pickled(tmp_path / "b.pt", b"\x80\x02cenum\nEnum\n)R.")).content.kind == "enum.Enum"
 
 
 def test_an_index_joins_the_files_that_it_names(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenith_tune.mimo.optimizer import OptimizerConfig
+from zenith_mimo.optimizer import OptimizerConfig
 
 ROUNDING = 1e-6
 """Of a tensor's largest weight, for the arithmetic of the updates themselves."""

@@ -11,10 +11,10 @@ import torch
 from tests.mimo.adam_bound import DriftBound
 from tests.mimo.reference import OPTIMIZERS, USUAL, samples_of_step
 from tests.mimo.small_models import GLOBAL_BATCH_SIZE, LAYOUTS, MODELS
-from zenith_tune.mimo.modules import MimoModel
-from zenith_tune.mimo.optimizer import get_mimo_optimizer
-from zenith_tune.mimo.topology import Topology
-from zenith_tune.mimo.trainer import Trainer
+from zenith_mimo.modules import MimoModel
+from zenith_mimo.optimizer import get_mimo_optimizer
+from zenith_mimo.topology import Topology
+from zenith_mimo.trainer import Trainer
 
 Steps = list[dict[str, Any]]
 

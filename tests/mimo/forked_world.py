@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from zenith_tune.mimo.local_ranks import run_ranks
+from zenith_mimo.local_ranks import run_ranks
 
 
 def run_world(world_size: int, work: Callable[[], dict[str, Any]], *, timeout_s: float = 500.0) -> list[dict[str, Any]]:

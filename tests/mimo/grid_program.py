@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.mimo.forked_world import run_world
-from zenith_tune.mimo.grid import HyperCommGrid
+from zenith_mimo.grid import HyperCommGrid
 
 
 def raised(attempt: Callable[[], Any]) -> str:

@@ -23,15 +23,15 @@ from transformers import (
 )
 
 from tests.mimo.forked_world import run_world
+from zenith_mimo.hugging_face import CausalStage, VisionStage
+from zenith_mimo.modules import BuildStage, MimoModel
+from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
+from zenith_mimo.samples import Sample, collate
+from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_mimo.topology import Topology
+from zenith_mimo.trainer import Trainer
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import MimoLayout, ModuleLayout
-from zenith_tune.mimo.hugging_face import CausalStage, VisionStage
-from zenith_tune.mimo.modules import BuildStage, MimoModel
-from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer
-from zenith_tune.mimo.samples import Sample, collate
-from zenith_tune.mimo.tensor_parallel import TensorParallel
-from zenith_tune.mimo.topology import Topology
-from zenith_tune.mimo.trainer import Trainer
+from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
 
 VISION: dict[str, Any] = {
     "hidden_size": 16,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tests.mimo.comparison import make_trainer
 from tests.mimo.reference import samples_of_step
 from tests.mimo.small_models import VISION_LANGUAGE
-from zenith_tune.mimo.local_ranks import run_ranks
+from zenith_mimo.local_ranks import run_ranks
 
 LAYOUTS = {"pipelined": "4 ranks, llm pp3", "colocated": "colocated tp2 dp2 both"}
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}

@@ -26,22 +26,22 @@ from tests.mimo.comparison import relative_error  # noqa: E402
 from tests.mimo.forked_world import run_world  # noqa: E402
 from tests.mimo.reference import one_process  # noqa: E402
 from tests.mimo.small_models import MODELS, TWO_ENCODERS, VISION_LANGUAGE, pair  # noqa: E402
+from zenith_mimo.megatron.example import example_model, megatron_names  # noqa: E402
+from zenith_mimo.megatron.support import MegatronSupport  # noqa: E402
+from zenith_mimo.megatron.topology import MegatronTopology  # noqa: E402
+from zenith_mimo.megatron.trainer import MegatronTrainer  # noqa: E402
+from zenith_mimo.modules import MimoModel  # noqa: E402
+from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer  # noqa: E402
+from zenith_mimo.samples import RandomSamples  # noqa: E402
+from zenith_mimo.tensor_parallel import LogicalShard  # noqa: E402
+from zenith_mimo.topology import Topology  # noqa: E402
+from zenith_mimo.trainer import Trainer  # noqa: E402
 from zenith_tune.errors import UsageError  # noqa: E402
-from zenith_tune.mimo.config import (  # noqa: E402
+from zenith_tune.planner.mimo.modules import (  # noqa: E402
     MimoConfig,
     MimoLayout,
     ModuleLayout,
 )
-from zenith_tune.mimo.megatron.example import example_model, megatron_names  # noqa: E402
-from zenith_tune.mimo.megatron.support import MegatronSupport  # noqa: E402
-from zenith_tune.mimo.megatron.topology import MegatronTopology  # noqa: E402
-from zenith_tune.mimo.megatron.trainer import MegatronTrainer  # noqa: E402
-from zenith_tune.mimo.modules import MimoModel  # noqa: E402
-from zenith_tune.mimo.optimizer import OptimizerConfig, get_mimo_optimizer  # noqa: E402
-from zenith_tune.mimo.samples import RandomSamples  # noqa: E402
-from zenith_tune.mimo.tensor_parallel import LogicalShard  # noqa: E402
-from zenith_tune.mimo.topology import Topology  # noqa: E402
-from zenith_tune.mimo.trainer import Trainer  # noqa: E402
 
 NUM_STEPS, BATCH = 2, 8
 # Single precision with a large eps: Adam does not make steps of rounding.

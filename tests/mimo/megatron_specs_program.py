@@ -24,13 +24,13 @@ from torch import Tensor  # noqa: E402
 
 from tests.mimo.forked_world import run_world  # noqa: E402
 from tests.mimo.small_models import LANGUAGE, VISION_LANGUAGE, pair  # noqa: E402
-from zenith_tune.mimo.config import ModuleLayout  # noqa: E402
-from zenith_tune.mimo.megatron.model import BuildSpec, MegatronModel, StagePlace  # noqa: E402
-from zenith_tune.mimo.megatron.support import MegatronSupport  # noqa: E402
-from zenith_tune.mimo.megatron.topology import MegatronTopology  # noqa: E402
-from zenith_tune.mimo.megatron.trainer import MegatronTrainer  # noqa: E402
-from zenith_tune.mimo.optimizer import OptimizerConfig  # noqa: E402
-from zenith_tune.mimo.samples import RandomSamples  # noqa: E402
+from zenith_mimo.megatron.model import BuildSpec, MegatronModel, StagePlace  # noqa: E402
+from zenith_mimo.megatron.support import MegatronSupport  # noqa: E402
+from zenith_mimo.megatron.topology import MegatronTopology  # noqa: E402
+from zenith_mimo.megatron.trainer import MegatronTrainer  # noqa: E402
+from zenith_mimo.optimizer import OptimizerConfig  # noqa: E402
+from zenith_mimo.samples import RandomSamples  # noqa: E402
+from zenith_tune.planner.mimo.modules import ModuleLayout  # noqa: E402
 
 LAYOUTS = {
     "ranks of their own": pair(ModuleLayout(), ModuleLayout(offset=1)),

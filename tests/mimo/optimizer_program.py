@@ -14,7 +14,7 @@ from tests.mimo.comparison import Steps, compared_steps, make_trainer
 from tests.mimo.forked_world import run_world
 from tests.mimo.reference import one_process, samples_of_step
 from tests.mimo.small_models import VISION_LANGUAGE
-from zenith_tune.mimo.trainer import Trainer
+from zenith_mimo.trainer import Trainer
 
 FAN_OUT = "fan-out dp1 to dp4"
 COLOCATED = "colocated tp2 dp4 to tp4 dp2"

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
+from zenith_mimo.modules import build_module
+from zenith_mimo.samples import RandomSamples, collate
+from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import MimoConfig
-from zenith_tune.mimo.modules import build_module
-from zenith_tune.mimo.samples import RandomSamples, collate
-from zenith_tune.mimo.tensor_parallel import TensorParallel
-from zenith_tune.mimo.work import stage_layers
+from zenith_tune.planner.mimo.modules import MimoConfig
+from zenith_tune.planner.mimo.work import stage_layers
 
 
 def refusal(attempt: Callable[[], object]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from zenith_tune.mimo.config import (
+from zenith_tune.planner.mimo.modules import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,

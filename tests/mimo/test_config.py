@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import MimoLayout, ModuleLayout
+from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
 
 
 def layout(**modules: ModuleLayout) -> MimoLayout:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.mentions import mentions
 from tests.mimo.conftest import RunProgram
+from zenith_mimo.grid import HyperCommGrid
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.grid import HyperCommGrid
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("megatron_rank_enums.json").read_text())
 

@@ -14,10 +14,10 @@ import pytest
 from tests.mentions import mentions
 from tests.mimo.conftest import RunProgram
 from tests.requirements import skip
+from zenith_mimo.megatron.support import MegatronSupport
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import MimoLayout, ModuleLayout
-from zenith_tune.mimo.megatron.support import MegatronSupport
 from zenith_tune.planner.mimo.candidate import why_not
+from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
 from zenith_tune.presets.mimo.preset import MimoPreset
 
 TREE = "ZENITHTUNE_MEGATRON"

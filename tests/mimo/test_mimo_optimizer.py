@@ -62,8 +62,8 @@ def test_more_than_one_instance_of_the_distributed_optimizer_is_refused(
     start_warm: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     code = (
-        "from zenith_tune.mimo.optimizer import get_mimo_optimizer\n"
-        "from zenith_tune.mimo.optimizer import OptimizerConfig\n"
+        "from zenith_mimo.optimizer import get_mimo_optimizer\n"
+        "from zenith_mimo.optimizer import OptimizerConfig\n"
         "try: get_mimo_optimizer(None, OptimizerConfig(num_distributed_optimizer_instances=2))\n"
         "except ValueError as error: print(error)"
     )

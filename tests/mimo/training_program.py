@@ -15,9 +15,9 @@ from tests.mimo.comparison import make_trainer, relative_error
 from tests.mimo.forked_world import run_world
 from tests.mimo.reference import samples_of_step
 from tests.mimo.small_models import VISION_LANGUAGE
-from zenith_tune.mimo.checkpoint import load_checkpoint, save_checkpoint
-from zenith_tune.mimo.samples import RandomSamples, Sample
-from zenith_tune.mimo.trainer import Trainer
+from zenith_mimo.checkpoint import load_checkpoint, save_checkpoint
+from zenith_mimo.samples import RandomSamples, Sample
+from zenith_mimo.trainer import Trainer
 
 LAYOUT = "colocated tp2 dp2 both"
 SMALL: dict[str, Any] = {"lr": 1e-5, "eps": 1e-8, "weight_decay": 0.0, "clip_grad": 0.0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.mimo.small_models import TWO_ENCODERS
-from zenith_tune.mimo.modules import build_module
-from zenith_tune.mimo.tensor_parallel import TensorParallel
+from zenith_mimo.modules import build_module
+from zenith_mimo.tensor_parallel import TensorParallel
 
 PP = {"vision": 2, "audio": 2, "language": 3}
 

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.presets.mimo.strategy import COLUMNS as MIMO
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.terminal import TerminalReporter, findings_lines
 from zenith_tune.report.terminal.trial_table import trial_line
 from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
+from zenith_tune.strategies.mimo import COLUMNS as MIMO
 from zenith_tune.strategies.zero_progressive.strategy import COLUMNS as ZERO
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Findings

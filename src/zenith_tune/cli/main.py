@@ -7,12 +7,15 @@ import io
 import sys
 import traceback
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zenith_tune import __version__
 from zenith_tune.errors import SystemFaultError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 
 class LazyGroup(click.Group):
@@ -43,12 +46,36 @@ def _is_named(value: object, name: str) -> bool:
 
 
 class ZenithTune(LazyGroup):
-    """All commands, each in a module of its own."""
+    """All commands: each in a module of its own, or brought by an installed package through an entry point."""
 
     modules = (
-        *("calibrate", "checkpoint", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report"),
-        *("serve", "studies.compare", "studies.list", "studies.resume"),
+        *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
+        *("studies.compare", "studies.list", "studies.resume"),
     )
+    siblings = ("checkpoint",)
+    """Commands of this project's other packages: the extra of the same name installs each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, those of installed packages too."""
+        return sorted({*super().list_commands(ctx), *_packaged_commands().names})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; the package that brings it is imported now, and not before."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None:
+            for point in _packaged_commands().select(name=cmd_name):
+                self.add_command(point.load(), cmd_name)
+            found = super().get_command(ctx, cmd_name)
+        if found is None and cmd_name in self.siblings:
+            problem = f"zenithtune {cmd_name} is in the package zenith-{cmd_name}, which is not installed"
+            raise UsageError(problem, hint=f"pip install 'zenith-tune[{cmd_name}]'")
+        return found
+
+
+def _packaged_commands() -> EntryPoints:
+    from importlib import metadata  # not at the top: only the list of commands and those of packages need it
+
+    return metadata.entry_points(group="zenith_tune.commands")
 
 
 @click.group(cls=ZenithTune, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.engines.megatron_core.pretrain_gpt import read_options, train
-from zenith_tune.mimo.local_ranks import run_ranks
+from zenith_mimo.local_ranks import run_ranks
 
 
 def losses_of(num_processes: int, options: list[str]) -> list[float]:

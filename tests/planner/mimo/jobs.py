@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.work import ModuleWork, PartWork
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
+from zenith_tune.planner.mimo.work import ModuleWork, PartWork
 
 INSTANT = LinkSpec(bytes_per_s=1e30, latency_s=0.0)
 SLOW = LinkSpec(bytes_per_s=1e30, latency_s=0.01)

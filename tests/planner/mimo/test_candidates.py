@@ -8,10 +8,10 @@ import pytest
 from tests.mentions import mentions
 from tests.planner.mimo.jobs import mimo_job, module
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import MimoLayout, ModuleLayout
-from zenith_tune.mimo.work import ModuleWork
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing, why_not
 from zenith_tune.planner.mimo.job import MimoJob
+from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
+from zenith_tune.planner.mimo.work import ModuleWork
 
 
 def brute_force(job: MimoJob, mbs: tuple[int, ...]) -> set[tuple[ModuleLayout, ModuleLayout, int]]:

@@ -7,8 +7,8 @@ import pytest
 
 from tests.planner.mimo.jobs import SLOW, mimo_job, module
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import ModuleLayout
 from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.modules import ModuleLayout
 from zenith_tune.planner.mimo.prediction import (
     activation_numbers,
     better_batch,

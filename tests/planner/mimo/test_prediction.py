@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.planner.mimo.jobs import INSTANT, SLOW, mimo_job, module
-from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate
 from zenith_tune.planner.mimo import timeline
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates
 from zenith_tune.planner.mimo.job import MODULES
 from zenith_tune.planner.mimo.prediction import plan_mimo, predict
+from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate
 
 
 def apart(

@@ -22,7 +22,7 @@ from zenith_tune.presets.base import PresetRegistry, recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.mimo.example import DEFAULTS, IMAGES
 from zenith_tune.presets.mimo.preset import MimoPreset
-from zenith_tune.presets.mimo.strategy import MimoRankedStrategy
+from zenith_tune.strategies.mimo import MimoRankedStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Params
 from zenith_tune.testing import PresetContract, ScriptedTrials
 

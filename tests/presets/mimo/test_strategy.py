@@ -10,8 +10,8 @@ from tests.planner.mimo.jobs import SLOW, mimo_job, module
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.prediction import MimoPlan, plan_mimo
-from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy, TriedLayout, gain_lines
 from zenith_tune.strategies.base import TunedJob
+from zenith_tune.strategies.mimo import MimoPoints, MimoRankedStrategy, TriedLayout, gain_lines
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Findings, Outcome, Trial
 from zenith_tune.testing import ScriptedTrials, StrategyContract

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.config import LANGUAGE, MimoLayout, ModuleLayout
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE, MimoLayout, ModuleLayout
 
 MAX_TP = 8
 """Beyond a node's GPUs tensor parallelism is too slow to be searched."""
@@ -17,7 +17,7 @@ MAX_TP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoCandidate:
-    """Hold the degrees of both modules, the micro-batch, and which of them recompute.
+    """The degrees of both modules, the micro-batch, and which of them recompute.
 
     >>> MimoCandidate.of(4, encoder=(1, 1), language=(2, 1), encoder_ranks=2, micro_batch=1).label
     'encoder dp2 on 2 | llm tp2 on 2 | mbs1'

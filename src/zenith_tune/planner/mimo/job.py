@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.config import LANGUAGE
-from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate
+from zenith_tune.planner.mimo.modules import LANGUAGE
+from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate
 
 ENCODER = "encoder"
 MODULES = (ENCODER, LANGUAGE)
@@ -16,26 +16,26 @@ MODULES = (ENCODER, LANGUAGE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoDevice:
-    """Hold what one rank computes with, and what a message between two costs."""
+    """The hardware of one rank, and the cost of a message between two."""
 
     flops_per_s: float
     fast_link: LinkSpec
     """Between the ranks of one fast domain."""
     link: LinkSpec
-    """Between ranks of different ones."""
+    """Link between ranks of different fast domains."""
     fast_domain: int = 1
     """Ranks in a row that reach one another over the fast link."""
     memory_bytes: float = math.inf
     number_bytes: int = 4
-    """Of activations and gradients on their way."""
+    """Bytes of a number in activations and gradients that are sent."""
     state_bytes: float = 16.0
     """Weight, gradient and optimizer state of one parameter."""
     sharded_bytes: float = 0.0
-    """How many of these the data-parallel ranks share out."""
+    """The part of them that the data-parallel ranks share."""
     rates: Mapping[str, ModuleRates] = field(default_factory=dict)
     """Measured rates by module; where there is none, `flops_per_s` holds."""
     update_s: float = 0.0
-    """What the optimizer takes for each parameter that a rank updates."""
+    """Optimizer time per parameter that a rank updates."""
     share: float = 1.0
     """The part of a processor that a rank has while all ranks of its host are busy: below 1 where they share cores."""
 
@@ -54,7 +54,7 @@ class MimoDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoJob:
-    """Hold all that a plan of per-module layouts needs."""
+    """The input of a plan of per-module layouts."""
 
     encoder: ModuleWork
     language: ModuleWork
@@ -71,13 +71,13 @@ class MimoJob:
     can_join_uneven: bool = True
     """Whether more encoder lanes than language lanes may bring different numbers of items."""
     recompute: tuple[tuple[bool, bool], ...] = ((False, False), (True, False), (False, True), (True, True))
-    """Which of encoder and language model may recompute their activations, the least first."""
+    """Choices of which of encoder and language model recompute their activations, the least first."""
     expert_tensor: int = 1
     """Tensor parallelism inside an expert."""
     weight_shards: int = 0
     """Parts of each of the language model's weights, over tp ranks and data-parallel ranks that gather them; 0: tp."""
     expert_shards: int = 0
-    """The same of each expert's weights; 0: their tensor parallelism."""
+    """Ranks over which each expert's weights are split; 0: their tensor parallelism."""
 
     def work(self, name: str) -> ModuleWork:
         """Return the work of one module."""

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.config import LANGUAGE, ModuleLayout
-from zenith_tune.mimo.work import ModuleWork
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE, ModuleLayout
 from zenith_tune.planner.mimo.timeline import all_reduce_s, all_units, passes_of, place_ranks, step_time
+from zenith_tune.planner.mimo.work import ModuleWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPrediction:
-    """Hold a step's time by cause, each as an average over the ranks, and the pace of both modules."""
+    """A step's time by cause, each as an average over the ranks, and the pace of both modules."""
 
     candidate: MimoCandidate
     compute_s: float
@@ -26,7 +26,7 @@ class MimoPrediction:
     sync_s: float
     """Gradients summed over replicas, and the optimizer."""
     encoder_stage_s: float
-    """Forward and backward of a micro-batch on the encoder's slowest stage."""
+    """Time of a micro-batch, forward and backward, on the encoder's slowest stage."""
     language_stage_s: float
     num_microbatches: int
     memory_bytes: float
@@ -161,7 +161,7 @@ def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPlan:
-    """Hold the ranking, and how many layouts were left out for their memory."""
+    """The ranking of layouts, and the number left out for their memory."""
 
     ranked: tuple[MimoPrediction, ...]
     num_too_large: int

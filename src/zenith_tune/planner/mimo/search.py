@@ -22,14 +22,14 @@ MOST_HOMOGENEOUS = 6
 
 @dataclass(frozen=True, slots=True)
 class CorrectedStep:
-    """Hold a step time as the runs so far correct it, and the spread of its logarithm."""
+    """A step time as the runs so far correct it, and the spread of its logarithm."""
 
     step_s: float
     spread: float
 
     @property
     def least_s(self) -> float:
-        """What it may take at best: one spread less than expected."""
+        """Step time at best: one spread less than expected."""
         return self.step_s * math.exp(-self.spread)
 
 
@@ -57,7 +57,7 @@ def _causes(prediction: MimoPrediction) -> tuple[float, float, float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextLayout:
-    """Hold what to run next, and why."""
+    """The layout to run next, and why."""
 
     prediction: MimoPrediction
     expected: CorrectedStep
@@ -65,7 +65,7 @@ class NextLayout:
 
 
 class MimoSearch:
-    """Pick layouts one by one and learn from each; deterministic, and without a run of its own."""
+    """The search over a plan: picks layouts one by one and learns from each, deterministically."""
 
     def __init__(self, plan: MimoPlan, *, top: int) -> None:
         self.plan = plan
@@ -76,7 +76,7 @@ class MimoSearch:
 
     @property
     def max_runs(self) -> int:
-        """How many layouts are run at most."""
+        """Most layouts that are run."""
         return min(self._top + MOST_HOMOGENEOUS, len(self.plan.ranked))
 
     def next(self) -> NextLayout | None:

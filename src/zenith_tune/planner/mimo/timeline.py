@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zenith_tune.describe.cluster_spec import LinkSpec
-from zenith_tune.mimo.config import LANGUAGE, ModuleLayout, lane_partners
-from zenith_tune.mimo.work import ModuleRates, ModuleWork, stage_layers
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE, ModuleLayout, lane_partners
+from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, stage_layers
 
 SUMS_PER_LAYER = 2
 """Forward after attention and after the perceptron, backward before them (Megatron-LM, arXiv 1909.08053, figure 4)."""
@@ -33,7 +33,7 @@ def message_s(link: LinkSpec, num_bytes: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Hold the time of one pass."""
+    """The time of one pass."""
 
     compute_s: float = 0.0
     tensor_s: float = 0.0
@@ -46,7 +46,7 @@ class PassTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePasses:
-    """Estimate the passes of one stage by the units of a micro-batch."""
+    """The passes of one stage, estimated by the units of a micro-batch."""
 
     work: ModuleWork
     layout: ModuleLayout
@@ -174,7 +174,7 @@ def _stage_link(job: MimoJob, module: ModuleLayout, stage: int, other: int) -> L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Hold when the last rank is done with its passes, and what the ranks have done by then on average."""
+    """The time when the last rank has finished its passes, and the average work of a rank by then."""
 
     span_s: float
     compute_s: float
@@ -200,7 +200,7 @@ def step_time(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> 
 def _shared_step(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> StepTime:
     """Simulate shared ranks: encoder lanes that one language lane gathers from wait for the slowest of them.
 
-    Language lanes are all alike, so that where the encoder has fewer lanes nobody waits before the end.
+    Language lanes are all alike, so that where the encoder has fewer lanes no rank waits before the end.
     """
     encoder, language = passes_of(job, candidate, ENCODER, 0), passes_of(job, candidate, LANGUAGE, 0)
     units = all_units(job, candidate, ENCODER, num_microbatches)
@@ -228,7 +228,7 @@ class TimedStage:
 
     passes: StagePasses
     units: list[int]
-    """Of each micro-batch."""
+    """Units of each micro-batch."""
     num_ahead: int
     before: list[Place]
     """The stages that it takes its input from."""

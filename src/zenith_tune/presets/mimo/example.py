@@ -11,10 +11,10 @@ from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.describe.machine import TIMEOUT_S, listed_gpus, nvidia_smi
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import EncoderConfig, LanguageConfig, TransformerConfig
-from zenith_tune.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import EncoderConfig, LanguageConfig, TransformerConfig
+from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
 from zenith_tune.shell import ParsedCommand

@@ -31,13 +31,13 @@ MOST_RANKS_FOR_BATCHES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoOverrides:
-    """Hold what the user says beside the command; None leaves it to the command."""
+    """The user's own settings; None leaves a value to the command."""
 
     n_gpus: int | None = None
     cluster: str | None = None
     device_flops: float | None = None
     cores: int | None = None
-    """Of a host whose ranks compute on them."""
+    """Cores of a host whose ranks compute on them."""
     memory_gib: float | None = None
     encoder: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the encoder where the command does not have them: layers, hidden, heads and patches."""
@@ -47,7 +47,7 @@ class MimoOverrides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCommand:
-    """Hold the job, and how a layout is written into the command."""
+    """The job, and how a layout is written into the command."""
 
     job: MimoJob
     seq_length: int
@@ -101,18 +101,15 @@ def read_images(text: str) -> tuple[int, ...]:
         raise UsageError(f"images must have a share above 0, but got {text!r}", hint="correct it")
     # The ends of the shares on a line, rounded, so that each is right to within one sample.
     ends = [round(HISTOGRAM_SAMPLES * end / total) for end in itertools.accumulate(shares.values())]
-    samples = [count for count, size in zip(shares, _differences(ends), strict=True) for _ in range(size)]
+    begins = [0, *ends[:-1]]
+    samples = [count for count, begin, end in zip(shares, begins, ends, strict=True) for _ in range(end - begin)]
     random.Random(0).shuffle(samples)
     return tuple(samples)
 
 
-def _differences(ends: list[int]) -> list[int]:
-    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class MimoSpace:
-    """Hold the search space of one command; dp is what fills each module's ranks."""
+    """The search space of one command; dp is what fills each module's ranks."""
 
     read: ReadCommand
     mbs_max: int

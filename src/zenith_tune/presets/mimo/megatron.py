@@ -10,10 +10,10 @@ from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
-from zenith_tune.mimo.config import LANGUAGE
-from zenith_tune.mimo.work import ModuleRates, PassRate
 from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.modules import LANGUAGE
+from zenith_tune.planner.mimo.work import ModuleRates, PassRate
 from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron_lm.emit import NEWER_THAN_HOPPER
 from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
@@ -100,20 +100,15 @@ def _refuse_other_kinds(args: MegatronArgs) -> None:
         )
     if (cp := args.count("--llm-cp") or 1) != 1:
         raise UsageError(f"--llm-cp must be 1 in Megatron's MIMO example, but is {cp}: correct it in the command")
-    if args.has(PREFETCH):
-        _refuse_prefetch(args)
+    # As the example does: only features of a frozen tower can be made ahead, for a projector that learns.
+    if args.has(PREFETCH) and (not args.has("--freeze-vit") or args.has("--freeze-projection")):
+        problem = f"{PREFETCH} needs --freeze-vit and a trained projector"
+        raise UsageError(problem, hint="add --freeze-vit, take --freeze-projection out, or do not prefetch")
     if (option := args.first(*OTHER_STAGES)) is not None:
         problem = (
             f"{PRESET} plans pipelines of one stage on each rank, all of the same length, but the command has {option}"
         )
         raise UsageError(problem, hint="take it out")
-
-
-def _refuse_prefetch(args: MegatronArgs) -> None:
-    """Refuse what the example does: only features of a frozen tower can be made ahead, for a projector that learns."""
-    if not args.has("--freeze-vit") or args.has("--freeze-projection"):
-        problem = f"{PREFETCH} needs --freeze-vit and a trained projector"
-        raise UsageError(problem, hint="add --freeze-vit, take --freeze-projection out, or do not prefetch")
 
 
 def _connections(run: ProgramRun, gpu_name: str) -> Callable[[MimoCandidate], Mapping[str, str]]:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
-from zenith_tune.mimo.config import TransformerConfig
-from zenith_tune.mimo.work import ModuleWork, PartWork, layer_work
+from zenith_tune.planner.mimo.modules import TransformerConfig
+from zenith_tune.planner.mimo.work import ModuleWork, PartWork, layer_work
 
 PATTERN = "--hybrid-layer-pattern"
 KINDS = "M*-E"
@@ -28,7 +28,7 @@ ROWS_SHUFFLED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """Hold one layer's parameters and its forward FLOPs for one token."""
+    """One layer's parameters and its forward FLOPs for one token."""
 
     params: float = 0.0
     expert_params: float = 0.0
@@ -75,10 +75,10 @@ def megatron_language(args: MegatronArgs) -> ModuleWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Images:
-    """Hold what the encoder makes of one image."""
+    """The encoder's tokens and patches of one image."""
 
     patches: int
-    """With the class tokens, which the projector does not see."""
+    """Patches with the class tokens, which the projector does not see."""
     rows: int
     """Tokens of the text that they become."""
     patch_numbers: int
@@ -212,7 +212,7 @@ def _query_groups(args: MegatronArgs, heads: int) -> int:
 
 
 class _MambaSizes(NamedTuple):
-    """Hold the shape of a Mamba layer."""
+    """The shape of a Mamba layer."""
 
     heads: int
     dim: int

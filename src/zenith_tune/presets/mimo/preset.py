@@ -130,7 +130,7 @@ class MimoPreset(TuningPreset):
             return super().label(params)
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.presets.mimo.strategy import MimoPoints, MimoRankedStrategy
+        from zenith_tune.strategies.mimo import MimoPoints, MimoRankedStrategy
 
         space = self.space
         points = MimoPoints(plan=space.plan, top=self.top, point=space.point, candidate=space.candidate)

@@ -1,0 +1,243 @@
+"""Checkpoints that any layout can read, whichever wrote them: boxes of whole tensors, by their names in the model.
+
+A checkpoint knows nothing of the layout that wrote it: it holds each tensor in the pieces in which the ranks had it,
+and a rank of another layout reads the parts of those pieces that make up its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    BytesIOWriteData,
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from zenith_mimo.optimizer import ModuleOptimizer
+from zenith_mimo.tensor_parallel import LogicalShard
+from zenith_mimo.topology import ModuleRole, peers_expected
+from zenith_mimo.trainer import Trainer
+from zenith_tune.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """This rank's box of a tensor, read in place; of the ranks that hold the same box one writes it."""
+
+    tensor: Tensor
+    shard: LogicalShard
+    is_written_here: bool
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """The box as torch's checkpoints describe it."""
+        return ChunkStorageMetadata(offsets=torch.Size(self.shard.offsets), sizes=torch.Size(self.shard.sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonEntry:
+    """A few plain values that every rank reads and one writes."""
+
+    value: Any
+    take: Callable[[Any], None]
+    is_written_here: bool
+
+
+Entry = TensorEntry | JsonEntry
+
+
+class EntrySavePlanner(SavePlanner):
+    """The plan of writing a rank's entries."""
+
+    def set_up_planner(
+        self, state_dict: Mapping[str, Entry], storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Take the entries."""
+        self._entries = state_dict
+
+    def create_local_plan(self) -> SavePlan:
+        """Return what this rank writes."""
+        written = {name: entry for name, entry in self._entries.items() if entry.is_written_here}
+        return SavePlan([_write_item(name, entry) for name, entry in written.items()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Return all ranks' plans and the table of contents; every number of every tensor must be in it once."""
+        plans, metadata = create_default_global_save_plan(all_plans)
+        for name, found in metadata.state_dict_metadata.items():
+            if isinstance(found, TensorStorageMetadata):
+                volume = sum(math.prod(chunk.sizes) for chunk in found.chunks)
+                assert volume == math.prod(found.size), f"{name}: {volume} numbers written of {list(found.size)}"
+        return plans, metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        """Return the data of an entry."""
+        entry = self._entries[write_item.index.fqn]
+        return io.BytesIO(_encode(entry)) if isinstance(entry, JsonEntry) else entry.tensor.detach()
+
+
+class EntryLoadPlanner(LoadPlanner):
+    """The plan of reading a rank's entries from the pieces that were saved."""
+
+    def set_up_planner(
+        self, state_dict: Mapping[str, Entry], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Take the entries and the table of contents."""
+        assert metadata is not None
+        self._entries, self._contents = state_dict, metadata.state_dict_metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return what this rank reads."""
+        return LoadPlan([item for name, entry in self._entries.items() for item in self._read_items(name, entry)])
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Return all ranks' plans as they are."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Hand plain values to their taker."""
+        entry = self._entries[read_item.dest_index.fqn]
+        assert isinstance(entry, JsonEntry)
+        entry.take(json.loads(value.getvalue()))
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """Return the part of this rank's tensor that the piece fills."""
+        entry = self._entries[read_item.dest_index.fqn]
+        assert isinstance(entry, TensorEntry)
+        place = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return entry.tensor.detach()[tuple(slice(begin, begin + length) for begin, length in place)]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Do nothing: the tensor was filled in place."""
+
+    def _read_items(self, name: str, entry: Entry) -> list[ReadItem]:
+        found = self._contents.get(name)
+        if found is None:
+            raise UsageError(f"the checkpoint has no {name!r}: it is of another model, or had that part frozen.")
+        if isinstance(entry, JsonEntry):
+            assert isinstance(found, BytesStorageMetadata)
+            whole = MetadataIndex(name)
+            return [ReadItem(LoadItemType.BYTE_IO, whole, torch.Size([0]), whole, torch.Size([0]), torch.Size([0]))]
+        if tuple(found.size) != entry.shard.shape:
+            raise UsageError(
+                f"{name!r} has the shape {list(entry.shard.shape)} in the model and {list(found.size)} in the "
+                f"checkpoint: it is of another model."
+            )
+        items: list[ReadItem] = create_read_items_for_chunk_list(name, found, [entry.chunk])
+        return items
+
+
+def _write_item(name: str, entry: Entry) -> WriteItem:
+    if isinstance(entry, JsonEntry):
+        data = BytesIOWriteData(nbytes=len(_encode(entry)))
+        return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO, bytes_io_data=data)
+    tensor_data = TensorWriteData(
+        chunk=entry.chunk,
+        properties=TensorProperties.create_from_tensor(entry.tensor.detach()),
+        size=torch.Size(entry.shard.shape),
+    )
+    index = MetadataIndex(name, entry.chunk.offsets)
+    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=tensor_data)
+
+
+def _encode(entry: JsonEntry) -> bytes:
+    return json.dumps(entry.value).encode()
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_checkpoint(folder: Path, trainer: Trainer) -> None:
+    """Write weights, optimizer state and iteration; every rank of the world calls it and writes its own part."""
+    with peers_expected("saving a checkpoint"):
+        dcp.save(dict(_entries(trainer)), storage_writer=dcp.FileSystemWriter(folder), planner=EntrySavePlanner())
+
+
+def load_checkpoint(folder: Path, trainer: Trainer) -> None:
+    """Continue from a checkpoint, whatever layout wrote it; every rank of the world calls it."""
+    if not (folder / ".metadata").is_file():
+        raise UsageError(f"{folder} holds no finished checkpoint: it has no file .metadata.")
+    try:
+        with peers_expected("loading a checkpoint"):
+            dcp.load(dict(_entries(trainer)), storage_reader=dcp.FileSystemReader(folder), planner=EntryLoadPlanner())
+    except dcp.CheckpointException as error:
+        reasons = sorted({str(failure[0]) for failure in error.failures.values()})
+        raise UsageError(f"cannot load {folder}: {reasons[0]}") from error
+    with peers_expected("loading a checkpoint"):
+        for optimizer in trainer.optimizer.active.values():
+            optimizer.write_back()
+
+
+def _entries(trainer: Trainer) -> Iterator[tuple[str, Entry]]:
+    topology = trainer.model.topology
+
+    def take_iteration(value: dict[str, int]) -> None:
+        trainer.iteration = value["iteration"]
+
+    yield (
+        "trainer",
+        JsonEntry(value={"iteration": trainer.iteration}, take=take_iteration, is_written_here=topology.rank == 0),
+    )
+    for name, optimizer in trainer.optimizer.active.items():
+        yield from _module_entries(name, topology.roles[name], optimizer)
+
+
+def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -> Iterator[tuple[str, Entry]]:
+    is_first = role.grid.rank_at() == role.rank_at()
+    yield (
+        f"optimizer/{module}",
+        JsonEntry(value=optimizer.settings(), take=optimizer.take_settings, is_written_here=is_first),
+    )
+    for name, parameter in optimizer.parameters.items():
+        if name not in optimizer.trained:
+            is_written = role.dp_rank == 0 and _is_own_box(parameter, role)
+            yield (
+                f"model/{module}/{name}",
+                TensorEntry(tensor=parameter, shard=parameter.shard, is_written_here=is_written),
+            )
+    for piece in optimizer.pieces:
+        is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter, role)
+        state = optimizer.state_of(piece)
+        # Weights in the precision in which they are updated, so that a run of another precision can go on from them.
+        for kind, tensor in {"model": piece.weight, **{moment: state[moment] for moment in MOMENTS}}.items():
+            entry = TensorEntry(tensor=tensor, shard=piece.shard, is_written_here=is_written)
+            yield f"{kind}/{module}/{piece.name}", entry
+
+
+def _is_own_box(parameter: Any, role: ModuleRole) -> bool:
+    """Return whether no earlier rank of the tensor-parallel group holds the same box."""
+    return role.tp_rank == 0 or not parameter.shard.is_whole

@@ -1,0 +1,312 @@
+"""One optimizer over modules that live on different ranks, its state whole or shared out over data-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zenith_mimo.gradients import ModuleGradients, full_precision, owned_rows
+from zenith_mimo.grid import HyperCommGrid
+from zenith_mimo.modules import MimoModel
+from zenith_mimo.tensor_parallel import LogicalShard
+from zenith_mimo.topology import ModuleGroups, ModuleRole
+from zenith_tune.errors import UsageError
+
+_LARGEST = 1e30
+"""Products with more than that leave single precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, clipping, and the sharding of its state; the same for every module."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    """Decay of matrices; vectors are not decayed."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+    """The largest global norm; 0 to leave gradients as they are."""
+    use_distributed_optimizer: bool = False
+    """Share each module's optimizer state out to its data-parallel ranks (ZeRO-1)."""
+    num_distributed_optimizer_instances: int = 1
+    loss_scale: float = 1.0
+    """Factor of the loss before backward."""
+    log_num_zeros_in_grad: bool = False
+    bucket_numbers: int = 25_000_000
+    """Gradients that are summed over replicas at once."""
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "weight_decay", "eps", "clip_grad"):
+            value: float = getattr(self, name)
+            if not 0 <= value <= _LARGEST:
+                raise UsageError(f"{name} must be 0 to {_LARGEST:g}, but got {value:g}: correct it.")
+
+
+SETTINGS = ("lr", "weight_decay", "betas", "eps")
+
+
+class OwnedPiece:
+    """The rows of one parameter that this rank updates, in full precision.
+
+    They are a view of the parameter, or a copy of higher precision from which each update is written back.
+    """
+
+    def __init__(self, name: str, parameter: nn.Parameter, start: int, stop: int) -> None:
+        self.name, self.parameter = name, parameter
+        self.rows: Tensor = parameter.detach()[start:stop]
+        self.weight: Tensor = self.rows.to(full_precision(parameter.dtype)).requires_grad_()
+        self.shard: LogicalShard = parameter.shard.rows(start, stop)
+
+    def write_back(self) -> None:
+        """Give the model the weights of full precision."""
+        if self.weight.dtype != self.rows.dtype:
+            self.rows.copy_(self.weight.detach())
+
+
+class ModuleOptimizer:
+    """The AdamW of one module's trained parameters on this rank; frozen ones are left as they are."""
+
+    def __init__(self, module: nn.Module, role: ModuleRole, config: OptimizerConfig, device: str) -> None:
+        self._role, self._config, self._device = role, config, device
+        self.is_sharded = config.use_distributed_optimizer and role.layout.dp > 1
+        self._num_owners, self._owner = (role.layout.dp, role.dp_rank) if self.is_sharded else (1, 0)
+        self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
+        self.trained = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        self.gradients = ModuleGradients(
+            self.trained.values(),
+            role.groups.dp,
+            dp=role.layout.dp,
+            num_owners=self._num_owners,
+            bucket=config.bucket_numbers,
+        )
+        self.pieces = [OwnedPiece(name, self.trained[name], *span) for name, span in self._spans_of(self._owner)]
+        groups = [
+            {"params": [p.weight for p in self.pieces if p.weight.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p.weight for p in self.pieces if p.weight.dim() == 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+    def _spans_of(self, owner: int) -> list[tuple[str, tuple[int, int]]]:
+        """Return the rows of each parameter that an owner updates."""
+        spans = [(name, owned_rows(p.shape[0], owner, self._num_owners)) for name, p in self.trained.items()]
+        return [(name, span) for name, span in spans if span[1] > span[0]]
+
+    def grad_of(self, piece: OwnedPiece) -> Tensor:
+        """Return the gradient of a piece, summed over the replicas."""
+        return self.gradients.grad_rows(piece.parameter, self._owner)
+
+    def prepare_grads(self) -> bool:
+        """Take the gradients over, unscaled, and return whether one is infinite or not a number."""
+        for piece in self.pieces:
+            piece.weight.grad = self.grad_of(piece)
+            if self._config.loss_scale != 1.0:
+                piece.weight.grad.div_(self._config.loss_scale)
+        if not self.pieces:
+            return False
+        largest = torch.stack([piece.weight.grad.abs().max() for piece in self.pieces])
+        return not bool(torch.isfinite(largest).all())
+
+    def squared_norm(self) -> float:
+        """Return the squared norm of the whole module's gradient, the same on all its ranks."""
+        grads = self._counted_grads()
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        if grads:
+            total += torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]).square().sum()
+        return float(self._sum_over_module(total))
+
+    def count_zeros(self) -> int:
+        """Return the zeros in the whole module's gradient, the same on all its ranks."""
+        count = sum(grad.numel() - int(grad.count_nonzero()) for grad in self._counted_grads())
+        return int(self._sum_over_module(torch.tensor(float(count), dtype=torch.float64, device=self._device)))
+
+    def clip(self, factor: float) -> None:
+        """Scale this rank's gradients."""
+        for piece in self.pieces:
+            piece.weight.grad.mul_(factor)
+
+    def step(self) -> bool:
+        """Update the owned rows and fetch the others; return whether it succeeded."""
+        is_done = self.optimizer.step() is not False
+        self.write_back()
+        return is_done
+
+    def write_back(self) -> None:
+        """Give the model the owned rows of full precision, and those of the other owners."""
+        for piece in self.pieces:
+            piece.write_back()
+        if self.is_sharded and self.trained:
+            self._gather_weights()
+
+    def zero_grad(self) -> None:
+        """Begin a step without gradients."""
+        self.optimizer.zero_grad()
+        self.gradients.clear()
+
+    def state_of(self, piece: OwnedPiece) -> dict[str, Tensor]:
+        """Return the optimizer's state of a piece, which before the first step is all zeros."""
+        state: dict[str, Tensor] = self.optimizer.state[piece.weight]
+        if not state:
+            zeros = torch.zeros_like(piece.weight, requires_grad=False)
+            state.update(step=torch.tensor(0.0), exp_avg=zeros, exp_avg_sq=zeros.clone())
+        return state
+
+    def settings(self) -> dict[str, Any]:
+        """Return the number of steps done and the settings of each parameter group, as plain values."""
+        groups = [{name: group[name] for name in SETTINGS} for group in self.optimizer.param_groups]
+        num_steps = max((int(self.state_of(piece)["step"]) for piece in self.pieces), default=0)
+        return {"step": num_steps, "groups": groups}
+
+    def take_settings(self, value: dict[str, Any]) -> None:
+        """Take over what `settings` returned."""
+        for piece in self.pieces:
+            self.state_of(piece)["step"].fill_(value["step"])
+        for group, saved in zip(self.optimizer.param_groups, value["groups"], strict=True):
+            group.update({**saved, "betas": tuple(saved["betas"])})
+
+    def _gather_weights(self) -> None:
+        by_owner = [
+            [self.trained[name].detach()[start:stop] for name, (start, stop) in self._spans_of(owner)]
+            for owner in range(self._num_owners)
+        ]
+        longest = max(sum(rows.numel() for rows in owned) for owned in by_owner)
+        mine = next(iter(self.trained.values())).detach().new_zeros(longest)
+        own = torch.cat([rows.reshape(-1) for rows in by_owner[self._owner]] or [mine[:0]])
+        mine[: own.numel()] = own
+        received = [torch.empty_like(mine) for _ in by_owner]
+        dist.all_gather(received, mine, group=self._role.groups.dp)
+        for owner, (owned, flat) in enumerate(zip(by_owner, received, strict=True)):
+            if owner != self._owner:
+                _copy_out(flat, owned)
+
+    def _counted_grads(self) -> list[Tensor]:
+        """Return the gradients that this rank counts: each number of the module is counted by one rank of the group."""
+        is_first = self._role.tp_rank == 0
+        return [piece.weight.grad for piece in self.pieces if is_first or not piece.parameter.shard.is_whole]
+
+    def _sum_over_module(self, value: Tensor) -> Tensor:
+        group = self._role.groups.whole if self.is_sharded else self._role.groups.model
+        dist.all_reduce(value, group=group)
+        return value
+
+
+def _copy_out(flat: Tensor, owned: list[Tensor]) -> None:
+    offset = 0
+    for rows in owned:
+        rows.copy_(flat[offset : offset + rows.numel()].view_as(rows))
+        offset += rows.numel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleOptimizerInfo:
+    """One module's optimizer; without one where the module is not on this rank."""
+
+    optimizer: ModuleOptimizer | None
+    grid: HyperCommGrid
+    pg_collection: ModuleGroups | None
+    is_active: bool
+
+
+class MimoOptimizer:
+    """The optimizer of all modules together; every rank of the world calls each method that says so."""
+
+    def __init__(self, module_infos: Mapping[str, ModuleOptimizerInfo], config: OptimizerConfig, device: str) -> None:
+        self.module_infos = dict(sorted(module_infos.items()))
+        self.config = config
+        self._device = device
+
+    @property
+    def active(self) -> dict[str, ModuleOptimizer]:
+        """The optimizers of the modules on this rank."""
+        return {name: info.optimizer for name, info in self.module_infos.items() if info.optimizer is not None}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the modules on this rank."""
+        return [group for optimizer in self.active.values() for group in optimizer.optimizer.param_groups]
+
+    def get_loss_scale(self) -> float:
+        """Return what the loss is multiplied with before backward."""
+        return self.config.loss_scale
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the modules on this rank."""
+        for optimizer in self.active.values():
+            optimizer.zero_grad()
+
+    def prepare_grads(self) -> bool:
+        """Make the gradients ready, and return whether one on this rank is infinite or not a number."""
+        found = [optimizer.prepare_grads() for optimizer in self.active.values()]
+        return any(found)
+
+    def get_grad_norm(self) -> float:
+        """Return the norm over all modules, the same number on every rank; all ranks call it."""
+        return math.sqrt(sum(self._module_values(lambda optimizer: optimizer.squared_norm())))
+
+    def count_zeros(self) -> int:
+        """Return the zeros in the gradients of all modules; all ranks call it."""
+        return int(sum(self._module_values(lambda optimizer: float(optimizer.count_zeros()))))
+
+    def step(self) -> tuple[bool, float | None, int | None]:
+        """Clip by the global norm and update, all or none; return success, norm and zeros. All ranks call it."""
+        if self._agree(float(self.prepare_grads()), dist.ReduceOp.MAX):
+            return False, None, None
+        norm = self.get_grad_norm()
+        clip = self.config.clip_grad
+        if clip > 0 and (factor := clip / (norm + 1e-6)) < 1.0:
+            for optimizer in self.active.values():
+                optimizer.clip(factor)
+        num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
+        done = [optimizer.step() for optimizer in self.active.values()]
+        return bool(self._agree(float(all(done)), dist.ReduceOp.MIN)), norm, num_zeros
+
+    def state_dict(self) -> dict[str, dict[str, Any] | None]:
+        """Return the state of each module, None of those that are not on this rank."""
+        active = self.active
+        return {name: active[name].optimizer.state_dict() if name in active else None for name in self.module_infos}
+
+    def load_state_dict(self, state: Mapping[str, dict[str, Any] | None]) -> None:
+        """Take the state of the modules on this rank; what is missing or elsewhere is left as it is."""
+        for name, optimizer in self.active.items():
+            if (module_state := state.get(name)) is not None:
+                optimizer.optimizer.load_state_dict(module_state)
+
+    def _module_values(self, value_of: Callable[[ModuleOptimizer], float]) -> list[float]:
+        """Return one value per module: all ranks of a module hold the same, so the maximum over the world is it."""
+        slots = torch.zeros(len(self.module_infos), dtype=torch.float64)
+        for index, info in enumerate(self.module_infos.values()):
+            if info.optimizer is not None:
+                slots[index] = value_of(info.optimizer)
+        slots = slots.to(self._device)
+        dist.all_reduce(slots, dist.ReduceOp.MAX)
+        return [float(value) for value in slots.tolist()]
+
+    def _agree(self, value: float, op: Any) -> float:
+        verdict = torch.tensor(value, device=self._device)
+        dist.all_reduce(verdict, op)
+        return float(verdict)
+
+
+def get_mimo_optimizer(model: MimoModel, config: OptimizerConfig) -> MimoOptimizer:
+    """Return the optimizer of a model, with one part for each module on this rank."""
+    if config.num_distributed_optimizer_instances != 1:
+        raise UsageError(
+            f"num_distributed_optimizer_instances must be 1, but got {config.num_distributed_optimizer_instances}: "
+            f"a module's optimizer state is shared out over all its data-parallel ranks, not over groups of them."
+        )
+    infos = {}
+    for name, grid in model.topology.grids.items():
+        role = model.topology.roles.get(name)
+        infos[name] = ModuleOptimizerInfo(
+            optimizer=ModuleOptimizer(model.parts[name], role, config, model.device) if role else None,
+            grid=grid,
+            pg_collection=role.groups if role else None,
+            is_active=role is not None,
+        )
+    return MimoOptimizer(infos, config, model.device)

@@ -1,0 +1,228 @@
+"""One training step of a multimodal model, whatever its layout: its order of forward and backward, and its result."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zenith_mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
+from zenith_mimo.modules import LanguageStage, MimoModel
+from zenith_mimo.optimizer import MimoOptimizer
+from zenith_mimo.samples import MicroBatch, SampleSource, collate, lane_samples
+from zenith_mimo.topology import peers_expected
+from zenith_tune.planner.mimo.modules import LANGUAGE
+
+ReadMicroBatch = Callable[[str, int], MicroBatch]
+"""Gives the micro-batch of that number that this rank's lane of that module reads."""
+
+
+@dataclass(slots=True)
+class LossSum:
+    """The loss of this rank's tokens and how many they are; both 0 where another rank reports them."""
+
+    loss: Tensor | float = 0.0
+    """A number on the device, read only at the end of the step."""
+    num_tokens: int = 0
+
+
+class PipelineSchedule:
+    """1F1B: a stage begins with as many forwards as stages follow it, then takes turns, then drains."""
+
+    def __init__(self, model: MimoModel) -> None:
+        (self._role,) = model.topology.roles.values()
+        self._module = model.parts[self._role.name]
+        self._links = StageLinks(model, self._role)
+        self._device, self._dtype = model.device, model.dtype
+        self._num_ahead = model.topology.layout.stages_after(self._role.name, self._role.pp_rank)
+        self._in_flight: deque[tuple[dict[str, Tensor], Tensor]] = deque()
+
+    def run(
+        self, read: ReadMicroBatch, num_microbatches: int, *, loss_scale: float, before_last: Callable[[], None]
+    ) -> LossSum:
+        """Run all micro-batches of a step forward and backward, adding up the gradients."""
+        total = LossSum()
+        num_ahead = min(self._num_ahead, num_microbatches)
+        for index in range(num_microbatches + num_ahead):
+            if index < num_microbatches:
+                self._run_forward(read(self._role.name, index), total, loss_scale)
+            if index >= num_ahead:
+                if index == num_microbatches + num_ahead - 1:
+                    before_last()
+                self._run_backward()
+        self._links.flush()
+        return total
+
+    def close(self) -> None:
+        """Have nothing of its own to give back."""
+
+    def _run_forward(self, batch: MicroBatch, total: LossSum, loss_scale: float) -> None:
+        name = self._role.name
+        inputs = self._links.receive_forward(batch)
+        output = self._forward(batch, inputs)
+        if name == LANGUAGE and self._role.is_last_stage:
+            output = _loss(self._module, output, batch, total, self._role.tp_rank == 0) * loss_scale
+        # The last stage of the language model sends to no other.
+        self._links.send_forward(output, batch)
+        self._in_flight.append((inputs, output))
+
+    def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
+        module, name = self._module, self._role.name
+        if HIDDEN in inputs:
+            hidden = inputs[HIDDEN]
+        elif name == LANGUAGE:
+            hidden = module.embed(batch.tokens, inputs)
+        else:
+            hidden = module.embed(batch.items[name].to(self._device, self._dtype))
+        hidden = module.blocks(hidden)
+        return module.rows(hidden) if name != LANGUAGE and self._role.is_last_stage else hidden
+
+    def _run_backward(self) -> None:
+        inputs, output = self._in_flight.popleft()
+        if not self._links.has_gradient:
+            return
+        grad = self._links.receive_backward()
+        if output.requires_grad:
+            torch.autograd.backward(output, grad)
+        self._links.send_backward(inputs)
+
+
+class ColocatedSchedule:
+    """Every rank runs its encoder lanes, then its language lane, one micro-batch after another."""
+
+    def __init__(self, model: MimoModel) -> None:
+        topology = model.topology
+        self._model = model
+        self._counts = topology.roles[LANGUAGE].tp_rank == 0
+        language = topology.grids[LANGUAGE]
+        self._bridges = {
+            name: ColocatedBridge(topology.grids[name], language, backend=topology.backend, timeout=topology.timeout)
+            for name in topology.layout.encoders
+        }
+
+    def run(
+        self, read: ReadMicroBatch, num_microbatches: int, *, loss_scale: float, before_last: Callable[[], None]
+    ) -> LossSum:
+        """Run all micro-batches of a step forward and backward, adding up the gradients."""
+        total, language = LossSum(), self._model.parts[LANGUAGE]
+        for index in range(num_microbatches):
+            batch = read(LANGUAGE, index)
+            rows = {name: self._carry(name, read(name, index), batch) for name in self._bridges}
+            hidden = language.blocks(language.embed(batch.tokens, rows))
+            loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
+            if index == num_microbatches - 1:
+                before_last()
+            if loss.requires_grad:
+                loss.backward()
+        return total
+
+    def close(self) -> None:
+        """Give the bridges' groups back."""
+        for bridge in self._bridges.values():
+            bridge.destroy()
+
+    def _carry(self, name: str, batch: MicroBatch, language: MicroBatch) -> Tensor:
+        part = self._model.parts[name]
+        rows = part.rows(part.blocks(part.embed(batch.items[name].to(self._model.device, self._model.dtype))))
+        return self._bridges[name].carry(rows, batch.rows_per_sample[name], language.rows_per_sample[name])
+
+
+def _loss(module: LanguageStage, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:
+    device = hidden.device
+    loss = module.loss(hidden, batch.labels.to(device), batch.loss_mask.to(device))
+    if counts:
+        total.loss = total.loss + loss.detach().double()
+        total.num_tokens += batch.num_counted
+    return loss
+
+
+def make_schedule(model: MimoModel) -> PipelineSchedule | ColocatedSchedule:
+    """Return the schedule of the model's layout; a collective."""
+    layout = model.topology.layout
+    has_stages = layout.language.pp > 1 or not layout.is_colocated
+    return PipelineSchedule(model) if has_stages else ColocatedSchedule(model)
+
+
+def sum_over_world(total: LossSum, device: str) -> LossSum:
+    """Return the loss and the tokens of the global batch, the same on every rank."""
+    both = torch.tensor([0.0, total.num_tokens], dtype=torch.float64, device=device)
+    both[0] += total.loss
+    dist.all_reduce(both)
+    loss, num_tokens = both.tolist()
+    return LossSum(loss=loss, num_tokens=int(num_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The figures of a step, the same on every rank."""
+
+    loss: float
+    """Per token that counts."""
+    num_tokens: int
+    grad_norm: float | None
+    """Before clipping; None where the step was not taken."""
+    num_zeros: int | None
+    success: bool
+
+
+class Trainer:
+    """A loop that trains a model step by step; making one and each step are collectives of the whole world."""
+
+    def __init__(
+        self,
+        model: MimoModel,
+        optimizer: MimoOptimizer,
+        *,
+        micro_batch_size: int,
+        global_batch_size: int,
+    ) -> None:
+        layout = model.topology.layout
+        self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
+        self.model, self.optimizer = model, optimizer
+        self._schedule = make_schedule(model)
+        self.iteration = 0
+
+    def step(self, batch: SampleSource) -> StepResult:
+        """Train on one global batch."""
+        with peers_expected(f"iteration {self.iteration + 1}"):
+            loss, num_tokens = self.accumulate(batch)
+            success, norm, num_zeros = self.optimizer.step()
+        self.iteration += 1
+        return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
+
+    def close(self) -> None:
+        """Give all groups back; the model cannot be trained any more."""
+        self._schedule.close()
+        self.model.topology.destroy()
+
+    def accumulate(self, batch: SampleSource) -> tuple[float, int]:
+        """Make the gradients of a global batch, and return its loss per token and its tokens.
+
+        Each module sums its gradients over its own replicas, and all are scaled by the same number of tokens: replicas
+        are as many as the module's dp, which differs between modules, and averages over them would weigh the modules
+        differently, and replicas with more tokens too little.
+        """
+        self.optimizer.zero_grad()
+        gradients = [optimizer.gradients for optimizer in self.optimizer.active.values()]
+
+        def read(name: str, index: int) -> MicroBatch:
+            role = self.model.topology.roles[name]
+            encoder = name if name != LANGUAGE and role.is_first_stage else None
+            place = {"index": index, "lane": role.dp_rank, "dp": role.layout.dp}
+            return collate(lane_samples(batch, encoder, num_microbatches=self._num_microbatches, **place))
+
+        def before_last() -> None:
+            for one in gradients:
+                one.begin_last_backward()
+
+        here = self._schedule.run(
+            read, self._num_microbatches, loss_scale=self.optimizer.get_loss_scale(), before_last=before_last
+        )
+        total = sum_over_world(here, self.model.device)
+        for one in gradients:
+            one.finish(1.0 / total.num_tokens if total.num_tokens else 1.0)
+        return float(total.loss) / max(total.num_tokens, 1), total.num_tokens
