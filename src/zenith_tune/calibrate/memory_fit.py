@@ -23,7 +23,6 @@ from zenith_tune.estimates.calibration import NUM_QUANTILES, MemoryCoefficients
 from zenith_tune.estimates.memory import estimate_memory, fullest_stage
 from zenith_tune.estimates.workload import FloatArray, Workload
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
-from zenith_tune.layouts.stages import empty_cost_stages
 from zenith_tune.units import GIB
 
 MEASURED_ON = {"ultrascale_playbook": "first", "mcore_ci_golden": "last"}
@@ -135,24 +134,6 @@ def _is_unfused(run: MeasuredRun) -> bool:
     old = UNFUSED_CONTAINER.search(notes) and UNFUSED_UNTIL.search(notes)
     small = "mcore" in run.model_name and run.layout.get("cp", 1) == 1
     return small and (bool(old) or "resume" not in run.model_name or run.model_name.startswith("bert"))
-
-
-def forbidden(run: MeasuredRun) -> str | None:
-    """Return the rule of nanotron that a run breaks whatever its memory, or None.
-
-    Of the crashed runs of the Ultra-Scale Playbook a fifth break one of the two; no run that ended well breaks either.
-    """
-    model = run.model
-    if model is None or run.framework != "nanotron":
-        return None
-    layout = layout_columns(run)
-    pp, micro_batches = layout.get("pp", 1), layout["gbs"] // (layout["mbs"] * layout["dp"])
-    cost = float(model.attention_params + model.dense_mlp_params)
-    if micro_batches < pp - 1:  # asserted by OneForwardOneBackwardPipelineEngine
-        return f"micro-batches must be at least pp-1, but {micro_batches} < {pp - 1}"
-    num_empty = int(empty_cost_stages(float(model.num_layers), cost, float(model.embedding_params), float(pp)))
-    layers = f"{model.num_layers} layers dealt by cost"  # by build_model, which builds no stage without parameters
-    return f"every stage must hold a block, but {layers} leave {num_empty} of {pp} stages empty" if num_empty else None
 
 
 PRIOR_SCALE = np.array([0.2, 0.2, 0.3])

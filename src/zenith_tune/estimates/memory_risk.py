@@ -40,11 +40,6 @@ class MemoryRisk:
     tight: FloatArray
     """That it fits, and all but fills the device."""
 
-    def given_it_fits(self) -> MemoryRisk:
-        """Return the risk of layouts of which is known that they run."""
-        fits = np.maximum(1.0 - self.oom, 1e-12)
-        return MemoryRisk(oom=np.zeros_like(self.oom), tight=np.minimum(self.tight / fits, 1.0))
-
     def mixed(self, other: MemoryRisk, share: float) -> MemoryRisk:
         """Return the risk where a `share` of runs have that of the other."""
         return MemoryRisk(

@@ -114,22 +114,6 @@ def layers_before_cost_stage(
     return result
 
 
-def empty_cost_stages(num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number) -> FloatArray:
-    """Return how many stages at the end get no block at all where blocks are dealt by cost.
-
-    A block moves the walk on by one stage at most: a layer does where the cost so far exceeds the stage's share, the
-    output layer and the cast of its logits do until the last stage is reached, and the loss comes last.
-
-    >>> empty_cost_stages(16.0, 1.0, 4.0, np.array([8.0, 16.0, 32.0])).tolist()
-    [0.0, 1.0, 12.0]
-    """
-    total = num_layers + head_cost / layer_cost
-    reached = np.minimum(num_layers, np.ceil(num_layers * pp / total) - 1.0)
-    by_norm = num_layers > total * (reached + 1.0) / pp
-    result: FloatArray = np.maximum(np.asarray(pp) - 1.0 - (reached + by_norm + 2.0), 0.0)
-    return result
-
-
 def _layers_upto(num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number) -> FloatArray:
     total = num_layers + head_cost / layer_cost
     stages = np.asarray(stage) + 1.0
