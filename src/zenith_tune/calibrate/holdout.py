@@ -1,4 +1,4 @@
-"""Judge the model of time on runs that it was not fitted to: whole landscapes are left out, one at a time."""
+"""Errors of predicted step times on runs that were not fitted to: whole landscapes are left out in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zenith_tune.estimates.workload import FloatArray
 TAIL = 0.05
 """Share of measurements that a 90% interval leaves out at each end."""
 FEW = 20
-"""Fewer held-out residuals than this say little of the tails, and the interval is widened."""
+"""Number of held-out residuals below which the interval is widened."""
 
 
 def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[MeasuredRun]]]:
@@ -34,21 +34,21 @@ def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[Meas
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSteps:
-    """Hold what was predicted of each run, and how far it is off."""
+    """Predicted step times of held-out runs and their errors."""
 
     step_s: FloatArray
     residuals: FloatArray
     """Logarithm of measured over predicted step time."""
     shares: FloatArray
-    """How far each of ERROR_SOURCES decides the step: a row for each."""
+    """Share of the step that each of ERROR_SOURCES decides, one row for each."""
 
     @classmethod
     def of_estimate(cls, fit: TimeFit, found: TimeEstimate) -> HeldOutSteps:
-        """Compare an estimate with what was measured."""
+        """Compare an estimate with the measured step times."""
         return cls(found.step_s, np.log(fit.table.step_s / found.step_s), found.shares)
 
     def of(self, rows: npt.NDArray[Any]) -> HeldOutSteps:
-        """Return some of the runs."""
+        """Return the chosen runs."""
         return HeldOutSteps(self.step_s[rows], self.residuals[rows], self.shares[:, rows])
 
 
@@ -57,7 +57,7 @@ def held_out_steps(
 ) -> HeldOutSteps:
     """Predict every run without its own landscape.
 
-    `parts` says what else to leave out together; `among` are the runs that may be fitted to.
+    `parts` are the folds to leave out in turn; `among` are the runs that may be fitted to.
     """
     size = len(fit.table.runs)
     held = HeldOutSteps(np.full(size, np.nan), np.full(size, np.nan), np.zeros((len(ERROR_SOURCES), size)))
@@ -71,22 +71,22 @@ def held_out_steps(
 
 
 SDS: FloatArray = np.geomspace(0.01, 1.5, 24)
-"""Standard deviations that are weighed against one another."""
+"""Standard deviations that are compared."""
 USUAL_SPREAD = 0.06
-"""Standard deviation of the GPU's own work where no run shows it."""
+"""Standard deviation of the GPU's own work before any run."""
 PRIOR_SD = 0.5
-"""Standard deviation of the logarithm of each before any run."""
+"""Standard deviation of the logarithm of each standard deviation before any run."""
 NUM_ROUNDS = 4
-"""Of choosing one after another, after which they no longer change."""
+"""Rounds of coordinate-wise maximisation, after which nothing changes any more."""
 LEAST_END = 0.5
-"""Of an interval, in standard deviations: it reaches to both sides of the prediction."""
+"""Least distance of an interval's ends from the prediction, in standard deviations."""
 
 
 def step_errors(held: HeldOutSteps, num_places: int = 1) -> TimeCalibration:
-    """Return how far step times are off: by the GPU's own work, and by each of ERROR_SOURCES.
+    """Return the errors of step times: those of the GPU's own work, and those of each of ERROR_SOURCES.
 
-    The likeliest standard deviations, the errors being Laplace's: a few large ones do not decide it. `num_places` is
-    how many landscapes were left out in turn: few of them show little of how far another may differ.
+    They are the likeliest standard deviations of Laplace-distributed errors, so that a few large errors count little.
+    `num_places` is how many landscapes were left out in turn; few of them make a wider interval.
     """
     if len(held.residuals) == 0:
         return TimeCalibration(interval=(-0.5, 0.5))
@@ -101,13 +101,13 @@ def step_errors(held: HeldOutSteps, num_places: int = 1) -> TimeCalibration:
         sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
     low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2), num_places)
     errors = TimeCalibration(interval=(min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0]))
-    # What widens the interval is stated against its own width.
+    # The sources are stated relative to the width of the interval.
     scaled = sds[1:] * errors.spread / sds[0]
     return replace(errors, error_sds=dict(zip(ERROR_SOURCES, scaled.tolist(), strict=True)))
 
 
 def interval(residuals: FloatArray, num_places: int = 1) -> tuple[float, float]:
-    """Return the 90% interval of held-out residuals; wide where they are few, or of few landscapes."""
+    """Return the 90% interval of held-out residuals; wider where they are few, or of few landscapes."""
     widen = 1 + 5 / len(residuals) if len(residuals) < FEW else 1.0
     if num_places > 1:
         widen = max(widen, 1 + 1 / num_places)
