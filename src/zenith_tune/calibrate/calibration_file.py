@@ -137,17 +137,6 @@ def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0) -> dict[
     return {name: _number(name, value, least=bounds[name]) for name, value in values.items()}
 
 
-def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0) -> dict[str, float]:
-    values = {name: value for name, value in values.items() if name not in RETIRED}
-    if unknown := sorted(set(values) - {field.name for field in fields(kind)}):
-        raise ValueError(f"unknown coefficients {', '.join(unknown)}")
-    # What is a logarithm may be negative.
-    return {
-        name: _number(name, value, least=-MAX_VALUE if name.startswith("log_") else least)
-        for name, value in values.items()
-    }
-
-
 def _number(name: str, value: Any, *, least: float = 0.0) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_VALUE:
         raise ValueError(f"{name} must be a number from {least:g} to {MAX_VALUE:g}, but is {value!r}")

@@ -46,8 +46,7 @@ class LayerTime:
 
 def tokens_per_rank(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return t, the tokens of one micro-batch that a rank sees."""
-    tokens: FloatArray = layouts.mbs * (workload.seq_len / layouts.cp)
-    return tokens
+    return layouts.mbs * (workload.seq_len / layouts.cp)
 
 
 def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients) -> LayerTime:
@@ -110,5 +109,4 @@ def head_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeffi
     product = w.embedding_params * (
         flops_per_weight(w) * tokens / (machine.attention_flops * c.gemm_efficiency) + weight_traffic(w) / memory
     )
-    result: FloatArray = (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp
-    return result
+    return (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp

@@ -121,8 +121,7 @@ def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeffici
     stage = Stage.of(w, layouts, f, rank)
     state = state_memory(w, stage, f)
     found = [_total(moment) for moment in moments(w, stage, f, c, state)]
-    result: FloatArray = reduce(np.maximum, found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
-    return result
+    return reduce(np.maximum, found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
 
 
 def _parts(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients) -> Parts:

@@ -113,8 +113,7 @@ def oom_probability(
 
 def memory_spread(memory: MemoryEstimate, c: MemoryCoefficients) -> FloatArray:
     """Return the standard deviation of the logarithm of needed over estimated device memory."""
-    result: FloatArray = np.hypot(c.log_spread, memory.unsure_bytes / memory.device_bytes)
-    return result
+    return np.hypot(c.log_spread, memory.unsure_bytes / memory.device_bytes)
 
 
 def memory_quantiles(
@@ -149,8 +148,7 @@ def _widened(c: MemoryCoefficients, spread: FloatArray) -> FloatArray:
     """Return the errors of the coefficients, one row for each `spread` that they are to have."""
     errors = np.asarray(c.log_errors)
     middle = float(np.median(errors))
-    result: FloatArray = middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
-    return result
+    return middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
 
 
 def _spread(c: MemoryCoefficients) -> float:

@@ -129,8 +129,7 @@ def network_waits(layouts: LayoutBatch, framework: FrameworkSpec) -> BoolArray:
     """Tell where every message between nodes waits: on many GPUs, and for pipelines whose gradients are all-reduced."""
     unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1)
     least_gpus = np.where(unsharded, framework.unsharded_waiting_gpus, framework.waiting_gpus)
-    waits: BoolArray = layouts.num_gpus >= least_gpus
-    return waits
+    return layouts.num_gpus >= least_gpus
 
 
 @dataclass(frozen=True, slots=True)

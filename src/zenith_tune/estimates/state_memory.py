@@ -76,8 +76,7 @@ def _embedding(w: Workload, stage: Stage) -> FloatArray:
     here = np.maximum(stage.is_first, stage.mtp_layers > 0)
     # A table that serves as the output layer too is counted there.
     table = stage.padded_vocab * w.hidden * (1.0 - stage.is_last * w.tied)
-    result: FloatArray = here * (table + w.position_params)
-    return result
+    return here * (table + w.position_params)
 
 
 def _joins(w: Workload, stage: Stage) -> FloatArray:
@@ -85,8 +84,7 @@ def _joins(w: Workload, stage: Stage) -> FloatArray:
 
     MultiTokenPredictionLayer of Megatron Core: eh_proj; enorm, hnorm and final_layernorm.
     """
-    result: FloatArray = stage.mtp_layers * (2.0 * w.hidden**2 / stage.tp + 3.0 * w.norm_params)
-    return result
+    return stage.mtp_layers * (2.0 * w.hidden**2 / stage.tp + 3.0 * w.norm_params)
 
 
 def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> StateMemory:
@@ -114,8 +112,7 @@ def _cached(w: Workload, stage: Stage, f: FrameworkSpec, params: StageParams) ->
     if not np.any(w.narrow):
         return 0.0
     share = w.narrow * (1.0 - w.gathers_fp8 * (stage.layouts.zero >= 1))
-    result: FloatArray = f.narrow_weight_bytes * share * (params.matrices + params.experts)
-    return result
+    return f.narrow_weight_bytes * share * (params.matrices + params.experts)
 
 
 def _gathered(stage: Stage, params: StageParams) -> FloatArray:
@@ -124,5 +121,4 @@ def _gathered(stage: Stage, params: StageParams) -> FloatArray:
     torch.distributed.fsdp gathers in half precision, one layer ahead, and leaves its root unit gathered.
     """
     layers = (params.matrices + params.experts) / np.maximum(stage.layers, 1.0)
-    result: FloatArray = HALF * (AHEAD * layers + params.embedding + params.head)
-    return result
+    return HALF * (AHEAD * layers + params.embedding + params.head)

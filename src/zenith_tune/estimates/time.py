@@ -115,8 +115,7 @@ def _layer(
 def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
     """Return the seconds that an average layer computes, over those with experts and those without."""
     moe = workload.num_moe_layers / workload.num_layers
-    mean: FloatArray = time.dense_s + moe * (time.expert_s - time.dense_s)
-    return mean
+    return time.dense_s + moe * (time.expert_s - time.dense_s)
 
 
 def _recompute(
@@ -129,8 +128,8 @@ def _recompute(
         left_out = (1 - framework.selective_share) * (work - time.attention_s)
     else:
         left_out = time.attention_s
-    seconds: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * left_out
-    return seconds
+    result: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * left_out
+    return result
 
 
 def joint_time(work: FloatArray, floor: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -148,8 +147,7 @@ def optimizer_time(
     shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
     expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
     updated = workload.trained_share * (params.dense / shards + params.experts / expert_shards)
-    seconds: FloatArray = updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
-    return seconds
+    return updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
 
 
 def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
@@ -166,16 +164,15 @@ def _host_time(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients) ->
     moe, experts = workload.num_moe_layers / workload.num_layers, workload.num_experts / layouts.ep
     split = (layouts.tp > 1) * c.tensor_launch_s
     layer_s = c.layer_launch_s * _norm_launches(workload)
-    seconds: FloatArray = layer_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
-    return seconds
+    return layer_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
 
 
 def _launches_again(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients, again: FloatArray) -> FloatArray:
     """Return the launches of a layer with those of its recomputation, over those without it."""
     # What selective recomputation adds was measured to be the same with norms of queries and keys.
     selected = c.launch_selected * (layouts.recompute == RECOMPUTE_SELECTIVE) / _norm_launches(workload)
-    share: FloatArray = 1 + c.launch_again * again + selected
-    return share
+    result: FloatArray = 1 + c.launch_again * again + selected
+    return result
 
 
 def _norm_launches(workload: Workload) -> Number:
@@ -193,8 +190,8 @@ def recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return the share of layers whose forward pass runs twice."""
     blocks = layouts.recompute_layers * layouts.pp * layouts.vp / workload.num_layers
     full = (layouts.recompute == RECOMPUTE_UNIFORM) * 1.0
-    share: FloatArray = full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
-    return share
+    result: FloatArray = full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
+    return result
 
 
 def _handovers(
@@ -204,8 +201,7 @@ def _handovers(
     m, vp = layouts.num_micro_batches, layouts.vp
     slots = np.where(vp > 1, m * vp * c.handover_exposed, m) + layouts.pp - 1
     plain = slots * handover_time(workload, machine, layouts, c)
-    result: FloatArray = plain + network_waits(layouts, framework) * handover_wait(layouts, c)
-    return result
+    return plain + network_waits(layouts, framework) * handover_wait(layouts, c)
 
 
 def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
@@ -216,8 +212,8 @@ def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
     """
     slots = layouts.num_micro_batches + layouts.pp - 1
     many = (layouts.pp > 2) | ((layouts.pp == 1) & (layouts.zero == 0))
-    waits: FloatArray = slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))
-    return waits
+    result: FloatArray = slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))
+    return result
 
 
 def stage_time(

@@ -80,8 +80,7 @@ def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatAr
     first = outer + extra - larger
     laid_out = np.where(chunk > 0, first + (chunk - 1.0) * inner + np.minimum(chunk - 1.0, larger), 0.0)
     uneven = (pp > 1) & ~_divides(chunks, num_layers) & (num_layers >= chunks)
-    result: FloatArray = np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
-    return result
+    return np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
 
 
 def cost_stage_layers(
@@ -96,8 +95,7 @@ def cost_stage_layers(
     [6.0, 5.0, 5.0, 0.0]
     """
     split = (num_layers, layer_cost, head_cost, pp)
-    result: FloatArray = _layers_upto(*split, stage) - layers_before_cost_stage(*split, stage)
-    return result
+    return _layers_upto(*split, stage) - layers_before_cost_stage(*split, stage)
 
 
 def layers_before_cost_stage(
@@ -116,8 +114,7 @@ def _layers_upto(num_layers: Number, layer_cost: Number, head_cost: Number, pp: 
     total = num_layers + head_cost / layer_cost
     stages = np.asarray(stage) + 1.0
     # A stage takes a layer even where the cost so far exceeds its share: r + 1 stages hold at least r + 1 layers.
-    result: FloatArray = np.minimum(num_layers, np.maximum(np.floor(total * stages / pp + ROUNDING) + 1.0, stages))
-    return result
+    return np.minimum(num_layers, np.maximum(np.floor(total * stages / pp + ROUNDING) + 1.0, stages))
 
 
 def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
@@ -133,5 +130,4 @@ def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArr
     behind = layouts.pp - stage - 1.0
     vp = layouts.vp
     chunks = np.where(vp > 1, 2.0 * behind + (vp - 1.0) * layouts.pp + 1.0, behind + 1.0)
-    result: FloatArray = np.minimum(chunks / vp, layouts.num_micro_batches)
-    return result
+    return np.minimum(chunks / vp, layouts.num_micro_batches)
