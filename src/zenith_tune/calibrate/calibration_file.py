@@ -41,7 +41,7 @@ def default_calibration(framework: str) -> Calibration:
 
 @functools.cache
 def _packaged(framework: str) -> Calibration:
-    # A framework without measurements takes the speed of its family, but nobody else's memory.
+    # A framework without measurements takes the speed of its family, but never its memory.
     names = [name for name in (framework, family_of(framework).name, "megatron") if _default_file(name).is_file()]
     if not names:
         return Calibration(framework=framework)
