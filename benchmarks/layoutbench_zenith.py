@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from held_out import forbidden
 from places import measured_data
 from replay import calibration_without
 from replay_landscape import Find, Landscape, Recorded, layout_of, read_runs, subject_of
@@ -30,7 +31,7 @@ from layoutbench.tuners.space import scratch_folder
 from zenith_tune.calibrate.calibration_file import save_calibration
 from zenith_tune.calibrate.measured_rows import read_rows
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
-from zenith_tune.calibrate.memory_fit import forbidden, layout_columns
+from zenith_tune.calibrate.memory_fit import layout_columns
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.strategies.base import PlainFunction, TuningStrategy
 from zenith_tune.strategies.guided.strategy import GuidedStrategy

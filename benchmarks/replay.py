@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from held_out import predict
 from places import RESULTS
 from replay_landscape import Landscape, landscapes, read_runs
 from replay_report import NEAR, curve, markdown, summaries
@@ -29,7 +30,7 @@ from scoreboard import parse_options, read_both, run_command
 from layoutbench.plots import line_plot
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
-from zenith_tune.calibrate.holdout import families_of, held_out_steps, predict, step_errors
+from zenith_tune.calibrate.holdout import families_of, held_out_steps, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory, usable
 from zenith_tune.calibrate.robust_fit import folds

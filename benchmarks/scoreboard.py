@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 from h200_probes import probed, swept
+from held_out import HeldOutMemory, Judged, hold_out, hold_out_memory
 from places import RESULTS, measured_data
 from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
 
-from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, hold_out, hold_out_memory
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_fit import unusable

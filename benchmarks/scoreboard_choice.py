@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from held_out import HeldOutMemory, Judged, given_it_fits, usable_memory
 
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.holdout import HeldOutMemory, Judged, usable_memory
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.calibrate.time_fit import run_cluster
@@ -115,7 +115,7 @@ def _expected_s(item: Judged, held: HeldOutMemory | None) -> float:
     thrash = family_of(item.run.framework).start.thrash
     full = slowdown(np.array([held.device_bytes]), usable_memory(item.run), thrash)
     risk = MemoryRisk(oom=np.array([1 - held.fits_probability]), tight=np.array([held.tight_probability]))
-    return float(expected_step(item.predicted_s / full, risk.given_it_fits(), thrash)[0])
+    return float(expected_step(item.predicted_s / full, given_it_fits(risk), thrash)[0])
 
 
 def _fits(held: HeldOutMemory | None) -> bool:

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from tests.estimates.memory_cases import llama
-from tests.mentions import mentions
-from zenith_tune.calibrate.holdout import hold_out_memory, predict
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, forbidden, layout_columns, shortest_half, usable
+from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, layout_columns, shortest_half, usable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.estimates.calibration import MemoryCoefficients
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_UNIFORM
@@ -95,28 +93,6 @@ def test_without_runs_the_defaults_stand() -> None:
 def test_the_shortest_half_stays_with_the_larger_heap() -> None:
     values = np.concatenate([np.linspace(-0.02, 0.02, 70), np.linspace(0.4, 0.8, 50)])
     assert shortest_half(values) == pytest.approx(0.0, abs=0.02)
-
-
-def test_each_landscape_is_judged_by_a_fit_to_the_others() -> None:
-    runs = measured_as(MemoryCoefficients(activations=1.1), "megatron")
-    odd = [replace(run, memory_bytes=2 * (run.memory_bytes or 0)) for run in runs if run.layout["tp"] == 4]
-    held = hold_out_memory([run for run in runs if run.layout["tp"] != 4] + odd)
-    off = {item.run.layout["tp"]: item.predicted_bytes / (item.run.memory_bytes or 1) for item in held}
-    assert len(held) == len(runs) and off[4] == pytest.approx(0.5, rel=0.1)
-
-
-def test_a_run_that_its_framework_forbids_is_not_expected_to_run() -> None:
-    run = a_run("nanotron", source="ultrascale_playbook", pp=16, dp=1, gbs=4)
-    assert mentions(forbidden(run), "pp-1", 4, 15)
-    (held,) = predict([run], MemoryCoefficients(), "nanotron")
-    assert held.fits_probability > 0.5 and not held.runs
-
-
-def test_a_crash_that_memory_cannot_explain_is_told_apart() -> None:
-    small, large = a_run("nanotron", mbs=1, tp=8, dp=1), a_run("nanotron", mbs=64, dp=1)
-    crashed = [replace(run, out_of_memory=True, memory_bytes=None) for run in (small, large)]
-    held = predict(crashed, MemoryCoefficients(), "nanotron")
-    assert [item.is_unexplained for item in held] == [True, False]
 
 
 def test_rows_with_doubts_or_of_other_kinds_of_model_are_left_out() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from tests.mentions import mentions
 from tests.probe.probed import PIPELINE, llama_planner, probed_layout
-from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.probed_runs import FILE_NAME, MAX_BYTES, read_probes
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.describe.job_spec import PlanSubject
@@ -86,9 +85,7 @@ def test_memory_of_another_kind_is_called_so(tmp_path: Path, known: dict[str, An
     assert run.memory_kind == kind and (run.memory_bytes is None) == (kind == "")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "not json", "[]", "null", "3", "{}", '{"model": []}', "[" * 100_000, "\x00", "NaN"]
-)
+@pytest.mark.parametrize("text", ["", "not json", "[]", "null", "3", "{}", '{"model": []}', "\x00", "NaN"])
 def test_what_is_no_probe_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     assert mentions(refused(tmp_path), FILE_NAME, "probe")
@@ -96,55 +93,12 @@ def test_what_is_no_probe_is_one_line(tmp_path: Path, text: str) -> None:
 
 CHANGES: list[tuple[list[Any], Any]] = [
     (["model"], None),
-    (["model", "num_layers"], 0),
-    (["model", "num_layers"], "80"),
-    (["model", "hidden"], 1.5),
-    (["model", "hidden"], 10**30),
-    (["model", "name"], 7),
-    (["model", "gated_mlp"], 1),
     (["model", "latent_attention"], {"q_rank": 1}),
-    (["model", "num_experts"], -1),
-    (["framework"], "megatorn"),
-    (["framework"], ["megatron"]),
-    (["gpu"], None),
-    (["precision"], 16),
-    (["seq_len"], -1),
-    (["seq_len"], True),
-    (["gpus_per_node"], 0),
     (["layouts"], 3),
     (["layouts", 0], []),
-    (["layouts", 0, "layout", "tp"], 0),
-    (["layouts", 0, "layout", "tp"], 3),
-    (["layouts", 0, "layout", "tp"], -8),
-    (["layouts", 0, "layout", "num_gpus"], 10**400),
-    (["layouts", 0, "layout", "zero"], "1"),
     (["layouts", 0, "layout", "colour"], 1),
     (["layouts", 0, "layout", "recompute"], "some"),
-    (["layouts", 0, "layout", "sequence_parallel"], "yes"),
-    (["layouts", 0, "stages", 0, "step_s"], float("nan")),
-    (["layouts", 0, "stages", 0, "step_s"], float("inf")),
-    (["layouts", 0, "stages", 0, "step_s"], -1.0),
-    (["layouts", 0, "stages", 0, "step_s"], True),
-    (["layouts", 0, "stages", 0, "stage"], 4),
-    (["layouts", 0, "stages", 0, "gpu"], 4),
-    (["layouts", 0, "stages", 0, "stage"], -1),
-    (["layouts", 0, "stages", 0, "num_micro_batches"], 0),
-    (["layouts", 0, "stages", 0, "allocated_bytes"], 10**400),
-    (["layouts", 0, "stages", 0, "allocated_bytes"], "many"),
-    (["layouts", 0, "stages", 0, "allocated_bytes"], 2**59),
-    (["layouts", 0, "stages", 0, "step_s"], 1e17),
-    (["layouts", 0, "stages", 0, "step_s"], 1e-300),
-    (["layouts", 0, "stages", 0, "num_micro_batches"], 2**39),
-    (["layouts", 0, "stages", 0, "num_micro_batches"], 10**6 * 6),
-    (["layouts", 0, "layout", "micro_batch"], 2**39),
-    (["layouts", 0, "layout", "zero"], 4),
-    (["model", "num_layers"], 2**47),
-    (["model", "num_layers"], 10_001),
-    (["model", "hidden"], 2**39),
-    (["model", "vocab"], 10**6 + 1),
-    (["model", "num_dense_layers"], 81),
-    (["model", "top_k"], 1),
-    (["seq_len"], 2**39),
+    (["layouts", 0, "stages"], None),
 ]
 
 
@@ -173,26 +127,6 @@ def test_a_model_with_more_fields_than_are_known_is_read(tmp_path: Path, content
     changed = content | {"model": content["model"] | {"num_wings": 2}, "date": "2026-11-15"}
     (tmp_path / FILE_NAME).write_text(json.dumps(changed))
     assert len(read_probes(tmp_path)) == 3
-
-
-def test_names_in_a_file_are_plain_words(tmp_path: Path, content: dict[str, Any]) -> None:
-    changed = copy.deepcopy(content) | {"gpu": "\x1b[2Jh100\n"}
-    changed["model"]["name"] = "llama\x1b]0;x\x07\n3"
-    for stage in changed["layouts"][0]["stages"]:
-        stage["gpu"] = ""
-    (tmp_path / FILE_NAME).write_text(json.dumps(changed))
-    assert {(run.gpu, run.source, run.model_name) for run in read_probes(tmp_path)} == {
-        ("h100", "probes on h100", "llama 3")
-    }
-
-
-def test_the_largest_sizes_that_are_read_can_be_fitted_to(tmp_path: Path, content: dict[str, Any]) -> None:
-    changed, largest = copy.deepcopy(content), {"hidden": 10**6, "num_layers": 10_000, "vocab": 10**6}
-    changed["model"] |= largest | {"ffn_hidden": 10**6, "num_heads": 10**6, "num_kv_heads": 10**6, "head_dim": 10**6}
-    changed["seq_len"] = 10**7
-    (tmp_path / FILE_NAME).write_text(json.dumps(changed))
-    fit = fit_calibration(read_probes(tmp_path), framework="megatron", origin="here", date="2026-11-15")
-    assert fit.calibration.num_runs == 3
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:

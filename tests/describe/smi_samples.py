@@ -155,12 +155,6 @@ def reported_matrix(machine: Machine) -> str:
         far="SOC" if machine["others"] == "SOC" else "SYS",
         card_end=machine.get("card_end", ""),
     )
-    if machine.get("is_run_together"):
-        header, line_end, rest = text.partition("\n")
-        titles = "".join(f"GPU{i}" for i in range(machine["num_gpus"]))
-        text = "\t    " + titles + header.partition(f"GPU{machine['num_gpus'] - 1}\t")[2] + line_end + rest
-    if "peer_access" in machine:
-        text += "\n" + matrix(uniform(machine["num_gpus"], machine["peer_access"]), columns=())
     if "listed" in machine:
         text = listed(machine["listed"], machine["num_gpus"], tuple(machine["instances"])) + text
     if machine.get("has_spaces"):  # a terminal's

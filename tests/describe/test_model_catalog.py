@@ -12,7 +12,7 @@ from zenith_tune.describe.catalog import read_catalog
 from zenith_tune.describe.model_catalog import known_models, load_model
 from zenith_tune.errors import ModelConfigError, UnknownNameError
 
-# Each count as its makers publish it, beside the source that the catalog names.
+# Each count as its makers publish it, next to the source that the catalog names.
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,

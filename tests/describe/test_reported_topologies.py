@@ -45,15 +45,10 @@ def test_a_cluster_of_such_nodes_has_their_limit_and_the_rate_of_their_links(mac
     assert mentions(tensor_reason(cluster, topology), "tensor")
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [machine for machine in MACHINES.values() if not machine.get("is_run_together")],
-    ids=[name for name, machine in MACHINES.items() if not machine.get("is_run_together")],
-)
+@every_machine
 def test_what_is_written_is_a_matrix_as_the_tool_prints_it(machine: Machine) -> None:
     _, _, text = reported_matrix(machine).rpartition("UUID")  # behind the list, where there is one
     lines = [line.split() for line in text.splitlines() if re.match(r"\s*(GPU|NIC|mlx5_)\d+\s+\S", line)]
-    lines = lines[: len(lines) // 2] if "peer_access" in machine else lines
     names = [words[0] for words in lines[1:]]
     titles = lines[0][: len(names)]
     assert titles == names == [*(f"GPU{i}" for i in range(machine["num_gpus"])), *(c["name"] for c in machine["cards"])]

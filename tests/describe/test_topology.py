@@ -17,7 +17,7 @@ def test_a_dgx_a100_is_one_island_of_eight() -> None:
     assert topology.nvlinks[0] == (0, 12, 12, 12, 12, 12, 12, 12)
 
 
-def test_a_box_without_nvlink_has_no_island_and_tells_its_slowest_path() -> None:
+def test_a_box_without_nvlink_has_no_island_but_a_slowest_path() -> None:
     topology = parse_topology(matrix(islands([2, 2], "PIX", "SYS")))
     assert topology.islands == [[0], [1], [2], [3]]
     assert (topology.fast_domain, topology.nvlinks_per_gpu(12), topology.slowest_path) == (1, 0, Path.SYS)
@@ -32,7 +32,7 @@ def test_the_old_name_of_the_way_between_sockets_is_understood() -> None:
     assert parse_topology(matrix(uniform(2, "SOC"))).slowest_path is Path.SYS
 
 
-def test_two_islands_of_four_are_told_apart() -> None:
+def test_two_islands_of_four_are_recognised() -> None:
     topology = parse_topology(matrix(islands([4, 4], "NV4", "SYS")))
     assert topology.islands == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert (topology.fast_domain, topology.nvlinks_per_gpu(12)) == (4, 12)
@@ -64,16 +64,6 @@ def test_a_switch_with_links_down_has_those_that_are_left() -> None:
     assert parse_topology(matrix(one_bad)).nvlinks_per_gpu(18) == 12
 
 
-def test_a_matrix_of_peer_access_behind_that_of_the_links_is_left_out() -> None:
-    links = matrix(uniform(3, "NV4"))
-    for access in ("OK", "NS"):
-        assert parse_topology(links + matrix(uniform(3, access))) == parse_topology(links)
-    with pytest.raises(UsageError, match=r"\b3 GPUs.*\b7\b"):
-        parse_topology(links + matrix(uniform(3, "SYS")))
-    lone = matrix(uniform(1, "OK"))
-    assert parse_topology(lone + lone).num_gpus == 1
-
-
 def test_underlined_headers_and_windows_line_ends_change_nothing() -> None:
     plain = parse_topology(matrix(uniform(8, "NV18"), nics=4))
     assert parse_topology(matrix(uniform(8, "NV18"), nics=4, colours=True)) == plain
@@ -96,12 +86,11 @@ def test_one_gpu_is_a_machine_too() -> None:
     [
         ("", ("GPU0",)),
         ("nonsense\n\x00\xff", ("GPU0",)),
-        ("GPU0GPU1GPU2mlx5_0\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4", ("3 GPUs", 2)),
+        ("GPU0 GPU1 GPU2 mlx5_0\nGPU0 X NV4 NV4\nGPU1 NV4 X NV4", ("3 GPUs", 2)),
         ("GPU0 GPU0\nGPU0 X NV4\nGPU0 NV4 X", ("GPU0", "GPU1")),
         ("GPU1 GPU0\nGPU1 X NV4\nGPU0 NV4 X", ("GPU0", "GPU1")),
         ("GPU0 GPU2\nGPU0 X NV4\nGPU2 NV4 X", ("GPU0", "GPU1")),
         ("GPU0 GPU1\nGPU0 X nv4\nGPU1 nv4 X", ("'nv4'",)),
-        ("GPU0 GPU1\nGPU0 X NV\u0661\nGPU1 NV\u0661 X", ("cell",)),
         ("GPU0 GPU1\nGPU0 X NV4\nGPU0 NV4 X", ("2 GPUs", 2)),
         ("GPU0 GPU1\nGPU0 X NV4", ("2 GPUs", 1)),
         ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4", ("GPU1", 2)),
@@ -110,7 +99,6 @@ def test_one_gpu_is_a_machine_too() -> None:
         ("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV2 X", ("GPU0", "GPU1")),
         ("GPU0 GPU1\nGPU0 X X\nGPU1 X X", ("diagonal",)),
         ("GPU0 GPU1\nGPU0 NV1 NV1\nGPU1 NV1 NV1", ("diagonal",)),
-        (" ".join(f"GPU{i}" for i in range(5000)), ("1024 GPUs", 5000)),
     ],
 )
 def test_a_broken_matrix_is_refused_in_one_line(text: str, named: tuple[object, ...]) -> None:

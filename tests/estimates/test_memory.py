@@ -33,7 +33,7 @@ def test_every_h200_run_is_estimated_within_half_a_percent_without_any_fit() -> 
 
 
 # One H200, torch 2.11, November 2026: Megatron Core 0.20 (--transformer-impl local), transformers 5.17 with accelerate.
-# Peak allocated MiB beside the matrix library's workspaces; 4 layers, hidden 1024, 32,000 words, unless said.
+# Peak allocated MiB without the matrix library's workspaces; 4 layers, hidden 1024, 32,000 words, unless said.
 PROBES = [
     pytest.param("megatron-local", {"num_kv_heads": 16}, {"mbs": 2}, 5041.0, id="all heads"),
     pytest.param("megatron-local", {}, {"mbs": 2, "recompute": 1}, 4017.8, id="selective"),

@@ -11,7 +11,6 @@ from zenith_tune.estimates.calibration import MemoryCoefficients, even_quantiles
 from zenith_tune.estimates.memory import estimate_memory
 from zenith_tune.estimates.memory_risk import (
     CRASH,
-    MemoryRisk,
     expected_step,
     layout_risk,
     memory_quantiles,
@@ -104,9 +103,3 @@ def test_the_expected_step_is_the_mean_over_sampled_errors_of_memory() -> None:
     sampled = np.where(needed > capacity, CRASH, slowdown(np.minimum(needed, capacity), capacity, thrash))
     assert expected == pytest.approx(sampled.mean(axis=0), rel=0.03)
     assert expected[0] == pytest.approx(1.0, abs=0.01) and expected[1] > 1.15 and expected[2] == pytest.approx(CRASH)
-
-
-def test_a_layout_that_runs_is_charged_no_crash_but_more_for_a_full_memory() -> None:
-    risk = MemoryRisk(oom=np.array([0.0, 0.5, 1.0]), tight=np.array([0.1, 0.1, 0.0]))
-    assert risk.given_it_fits().oom.tolist() == [0.0, 0.0, 0.0]
-    assert risk.given_it_fits().tight == pytest.approx([0.1, 0.2, 0.0])

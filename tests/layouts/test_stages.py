@@ -5,12 +5,7 @@ import pytest
 
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.pipeline import is_laid_out, laid_out_chunks
-from zenith_tune.layouts.stages import (
-    cost_stage_layers,
-    empty_cost_stages,
-    even_stage_layers,
-    micro_batches_in_flight,
-)
+from zenith_tune.layouts.stages import cost_stage_layers, even_stage_layers, micro_batches_in_flight
 
 # Layers, hidden and feed-forward size of the models of the Ultra-Scale Playbook; its vocabulary has 131,072 words.
 PLAYBOOK = [(16, 2048, 8192), (28, 3072, 8192), (32, 4096, 14336), (80, 8192, 28672)]
@@ -44,10 +39,9 @@ def in_flight_by_schedule(pp: int, stage: int, m: int) -> int:
 @pytest.mark.parametrize("pp", [1, 2, 4, 8, 16, 32, 64, 128])
 def test_layers_dealt_by_cost_are_those_dealt_one_by_one(num_layers: int, hidden: int, ffn: int, pp: int) -> None:
     layer_cost, head_cost = 4.0 * hidden**2 + 3.0 * hidden * ffn, 131072.0 * hidden
-    layers, empty = dealt_one_by_one(num_layers, layer_cost, head_cost, pp)
+    layers, _ = dealt_one_by_one(num_layers, layer_cost, head_cost, pp)
     found = cost_stage_layers(float(num_layers), layer_cost, head_cost, float(pp), np.arange(float(pp)))
     assert found.tolist() == layers
-    assert empty_cost_stages(float(num_layers), layer_cost, head_cost, float(pp)) == empty
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4, 8])

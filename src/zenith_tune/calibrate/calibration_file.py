@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import reprlib
 from dataclasses import asdict, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -27,11 +26,8 @@ from zenith_tune.units import MIB
 FORMAT = 1
 MAX_BYTES = 4 * MIB
 MAX_VALUE = 1e15
-MAX_LOG = 20.0
 SAME_MEMORY_CODE = ("megatron", "megatron-legacy", "megascale", "internevo")
-"""Frameworks whose memory follows the code of Megatron Core's tests: their errors are taken to be the same."""
-MAX_TREND = 5.0
-"""A coefficient that changes by more each year is no coefficient."""
+"""Frameworks that share the code, and so the memory errors, of Megatron Core's tests."""
 
 
 def default_calibration(framework: str) -> Calibration:
@@ -45,7 +41,7 @@ def default_calibration(framework: str) -> Calibration:
 
 @functools.cache
 def _packaged(framework: str) -> Calibration:
-    # Speed is shared within a family of frameworks where the framework itself was not measured; memory never is.
+    # A framework without measurements takes the speed of its family, but never its memory.
     names = [name for name in (framework, family_of(framework).name, "megatron") if _default_file(name).is_file()]
     if not names:
         return Calibration(framework=framework)
@@ -74,7 +70,7 @@ def load_calibration(path: Path) -> Calibration:
     except OSError as error:
         problem = f"calibration {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="check the path") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _no_calibration(str(path), f"is not JSON: {' '.join(str(error).split())}") from None
     return _from_json(data, str(path))
 
@@ -102,70 +98,54 @@ def _from_json(data: Any, source: str) -> Calibration:
         )
     except KeyError as error:
         raise _no_calibration(source, f"has no {error.args[0]}") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise _no_calibration(source, f"{error}") from None
 
 
 def _time(data: dict[str, Any]) -> TimeCalibration:
-    values = _numbers(data["coefficients"], TimeCoefficients)
-    if zero := sorted(name for name, value in values.items() if name.endswith("_efficiency") and value == 0):
-        raise ValueError(f"{', '.join(zero)} must be more than 0")
-    factors = {str(kind): _numbers(factor, TimeCoefficients, least=1e-9) for kind, factor in data["factors"].items()}
+    low, high = (_number("interval", end, least=-MAX_VALUE) for end in data["interval"])
+    if not low < high:
+        raise ValueError(f"interval must rise, but is {low} to {high}")
     return TimeCalibration(
-        coefficients=TimeCoefficients(**values),
-        factors=factors,
-        trends=_numbers(data["trends"], TimeCoefficients, least=-MAX_TREND, most=MAX_TREND),
+        coefficients=TimeCoefficients(**_numbers(data["coefficients"], TimeCoefficients)),
+        factors={kind: _numbers(factors, TimeCoefficients) for kind, factors in data["factors"].items()},
+        trends=_numbers(data["trends"], TimeCoefficients, least=-MAX_VALUE),
         release=_number("release", data["release"]),
-        interval=_interval(data["interval"]),
-        error_sds=_error_sds(data.get("error_sds", {})),
+        interval=(low, high),
+        error_sds=ERROR_SOURCES | {name: _number(name, sd) for name, sd in data.get("error_sds", {}).items()},
     )
 
 
 RETIRED = ("imbalance", "handover_nodes")
-"""Coefficients in files of earlier releases, now part of what describes the job and the framework."""
+"""Coefficients in files of earlier releases that now describe the job and the framework."""
 
 
 def _memory(data: dict[str, Any]) -> MemoryCoefficients:
-    plain = {name: value for name, value in data.items() if name != "log_errors"}
-    values = _numbers(plain, MemoryCoefficients, least=-MAX_VALUE)
-    if negative := sorted(name for name, value in values.items() if value < 0 and not name.startswith("log_")):
-        raise ValueError(f"{', '.join(negative)} must be numbers from 0")
-    errors = tuple(_number("log_errors", value, least=-MAX_LOG, most=MAX_LOG) for value in data["log_errors"])
+    values = _numbers({name: value for name, value in data.items() if name != "log_errors"}, MemoryCoefficients)
+    errors = tuple(_number("log_errors", value, least=-MAX_VALUE) for value in data["log_errors"])
     if len(errors) < 2 or list(errors) != sorted(errors):
         raise ValueError("log_errors must be quantiles in rising order")
     return MemoryCoefficients(**values, log_errors=errors)
 
 
-def _interval(values: Any) -> tuple[float, float]:
-    low, high = (_number("interval", value, least=-MAX_LOG, most=MAX_LOG) for value in values)
-    if not low < high:
-        raise ValueError(f"interval must rise, but is {low} to {high}")
-    return low, high
-
-
-def _error_sds(values: dict[str, Any]) -> dict[str, float]:
-    if unknown := sorted(set(values) - set(ERROR_SOURCES)):
-        raise ValueError(f"unknown error_sds {', '.join(unknown)}")
-    return {name: _number(name, values.get(name, usual)) for name, usual in ERROR_SOURCES.items()}
-
-
-def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0, most: float = MAX_VALUE) -> dict[str, float]:
-    known = {field.name for field in fields(kind)}
+def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0) -> dict[str, float]:
     values = {name: value for name, value in values.items() if name not in RETIRED}
-    if unknown := sorted(set(values) - known):
+    if unknown := sorted(set(values) - {field.name for field in fields(kind)}):
         raise ValueError(f"unknown coefficients {', '.join(unknown)}")
-    return {name: _number(name, value, least=least, most=most) for name, value in values.items()}
+    # Logarithms may be negative.
+    bounds = {name: -MAX_VALUE if name.startswith("log_") else least for name in values}
+    return {name: _number(name, value, least=bounds[name]) for name, value in values.items()}
 
 
-def _number(name: str, value: Any, *, least: float = 0.0, most: float = MAX_VALUE) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise ValueError(f"{name} must be a number from {least:g} to {most:g}, but is {reprlib.repr(value)}")
+def _number(name: str, value: Any, *, least: float = 0.0) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_VALUE:
+        raise ValueError(f"{name} must be a number from {least:g} to {MAX_VALUE:g}, but is {value!r}")
     return float(value)
 
 
 def _no_calibration(source: str, reason: str) -> UsageError:
     return UsageError(
-        f"{source} must be a calibration as zenithtune calibrate writes it, but {reason}", hint="make it anew"
+        f"{source} must be a calibration as zenithtune calibrate writes it, but {reason}", hint="fit it again"
     )
 
 

@@ -1,4 +1,4 @@
-"""Calibrations fitted to measured runs, of one framework or of all, with what shows how far to trust them."""
+"""Calibrations fitted to measured runs of one framework or of all, with their errors."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ import numpy as np
 
 from zenith_tune.calibrate.holdout import FEW, families_of, held_out_steps, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import fit_memory, is_low_precision
+from zenith_tune.calibrate.memory_fit import fit_memory
 from zenith_tune.calibrate.memory_fit import usable as usable_memory
 from zenith_tune.calibrate.robust_fit import folds, is_one_place
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RELEASE, RunTable, TimeFit, unusable, with_default_batch
 from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.describe.job_spec import is_narrow
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import Calibration, TimeCalibration, TimeCoefficients
 from zenith_tune.estimates.workload import FloatArray
 
 LEAST_RUNS = 3
-"""Fewer say less than what is known without them."""
+"""Least number of runs to fit time to."""
 LEAST_MEMORY_RUNS = 5
-"""Fewer do not determine three numbers and a spread."""
+"""Least number of runs to fit three memory coefficients and a spread to."""
 LEAST_MOVE = 0.01
+"""Least logarithmic change of a coefficient that is reported."""
 FALLBACK = "megatron"
-"""Whose speed stands for frameworks that have too few runs of their own."""
+"""The framework whose speed is used for others with too few runs."""
 LEAST_LANDSCAPES = 2
-"""Of fewer none can be left out, and what a fit says of other models and clusters is not known."""
+"""Least number of landscapes of which one can be left out."""
 MAX_SOURCES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Hold a coefficient before and after a fit."""
+    """A coefficient before and after a fit."""
 
     name: str
     before: float
@@ -44,7 +46,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFit:
-    """Hold a calibration, the runs behind it and its errors on runs that it was not fitted to."""
+    """A calibration, the runs that it was fitted to and its errors on runs left out."""
 
     calibration: Calibration
     before: TimeCoefficients
@@ -53,26 +55,26 @@ class CalibrationFit:
     num_landscapes: int = 0
     num_memory_runs: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Why runs say nothing of time, and how many."""
+    """Number of runs without a usable time, by reason."""
     residuals: FloatArray = field(default_factory=lambda: np.empty(0))
     """Logarithm of measured over predicted step time, each run predicted without its landscape."""
     held_out: str = "landscape"
-    """What was left out at a time: a landscape (a model on a cluster), or a run where there is but one landscape."""
+    """What was left out at a time: a landscape (a model on a cluster), or a run where there is only one landscape."""
 
     @property
     def median_error(self) -> float:
-        """The median relative error of predicted step times; not a number where time was not fitted."""
+        """Median relative error of predicted step times; nan where time was not fitted."""
         return float(np.median(np.abs(np.expm1(self.residuals)))) if len(self.residuals) else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The relative ends of the 90% interval: measured over predicted step time, less 1."""
+        """Ends of the 90% interval of measured over predicted step time, minus 1."""
         low, high = self.calibration.time.interval
         return math.expm1(low), math.expm1(high)
 
     @property
     def moved(self) -> list[Move]:
-        """The coefficients that the data moved, the farthest first."""
+        """The coefficients that the data changed, the largest change first."""
         after = self.calibration.time.coefficients.to_dict()
         moves = [Move(name=name, before=old, after=after[name]) for name, old in self.before.to_dict().items()]
         shifts = {move.name: _shift(move) for move in moves}
@@ -82,7 +84,7 @@ class CalibrationFit:
 def fit_calibration(
     runs: Sequence[MeasuredRun], *, framework: str, origin: str, date: str, start: Calibration | None = None
 ) -> CalibrationFit:
-    """Fit the calibration of a framework to those of `runs` that are of it; `start` is refined where it is given."""
+    """Fit the calibration of a framework to its runs among `runs`, refining `start` where it is given."""
     name = load_framework(framework).name
     family = family_of(name)
     reasons = [_reason(run, family) for run in runs]
@@ -130,16 +132,16 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
 
 
 def _blended(ends: tuple[float, float], known: tuple[float, float], count: int) -> tuple[float, float]:
-    """Return an interval that few runs cannot make narrower than was known by more than their share."""
+    """Return the interval of a few runs, blended with the known one."""
     share = min(count / FEW, 1.0)
     low, high = (share * own + (1 - share) * old for own, old in zip(ends, known, strict=True))
     return low, high
 
 
 def _states_memory(run: MeasuredRun) -> bool:
-    # What the allocator reserves is more than what is in use, and by how much depends on the run.
+    # The allocator reserves more than is in use, by an amount that depends on the run.
     allocated = bool(run.memory_bytes) and run.memory_kind != "reserved"
-    return allocated and usable_memory(run) and not is_low_precision(run)
+    return allocated and usable_memory(run) and not is_narrow(run.precision)
 
 
 def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:
@@ -166,18 +168,24 @@ def _shift(move: Move) -> float:
 def calibrate(
     runs: Sequence[MeasuredRun], *, framework: str, origin: str, date: str, start: Calibration | None = None
 ) -> Calibration:
-    """Return the calibration of a framework that `runs` show; `start` is refined where it is given."""
+    """Return the calibration of a framework fitted to `runs`, refining `start` where it is given."""
     return fit_calibration(runs, framework=framework, origin=origin, date=date, start=start).calibration
 
 
 def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[CalibrationFit]:
-    """Fit every framework from scratch, the one that others fall back to first."""
-    trusted = {family.name for family, members in families_of(list(runs)) if _is_trusted(family, members)}
+    """Fit every framework from scratch, beginning with the one that others fall back to."""
+    trusted = {
+        family.name
+        for family, members in families_of(list(runs))
+        if family.fitted and len({run.landscape for run in members}) >= LEAST_LANDSCAPES
+    }
     if FALLBACK not in trusted:
         raise UsageError(f"--all needs runs of {FALLBACK}, whose speed others fall back to, but there are too few")
     first = _fit_one(runs, FALLBACK, date)
     yield first
-    for name in sorted((trusted | _with_memory(runs)) - {FALLBACK}):
+    counts = Counter(run.framework for run in runs if run.memory_bytes and usable_memory(run))
+    with_memory = {name for name, count in counts.items() if count >= LEAST_MEMORY_RUNS}
+    for name in sorted((trusted | with_memory) - {FALLBACK}):
         fit = _fit_one(runs, name, date)
         yield fit if family_of(name).name in trusted else _with_time_of(first, fit)
 
@@ -209,13 +217,3 @@ def _fit_one(runs: Sequence[MeasuredRun], framework: str, date: str) -> Calibrat
 def _with_time_of(other: CalibrationFit, fit: CalibrationFit) -> CalibrationFit:
     calibration = replace(fit.calibration, time=other.calibration.time)
     return replace(fit, calibration=calibration, before=other.before, num_time_runs=0, residuals=other.residuals[:0])
-
-
-def _is_trusted(family: TimeFamily, runs: list[MeasuredRun]) -> bool:
-    landscapes = set(RunTable.of(runs, load_framework(family.name)).landscapes)
-    return bool(family.fitted) and len(landscapes) >= LEAST_LANDSCAPES
-
-
-def _with_memory(runs: Sequence[MeasuredRun]) -> set[str]:
-    counts = Counter(run.framework for run in runs if run.memory_bytes and usable_memory(run))
-    return {name for name, count in counts.items() if count >= LEAST_MEMORY_RUNS}

@@ -1,148 +1,26 @@
-"""Judge the model of time on runs that it was not fitted to: whole landscapes are left out, one at a time."""
+"""Errors of predicted step times on runs that were not fitted to: whole landscapes are left out in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, forbidden, usable
-from zenith_tune.calibrate.robust_fit import folds, is_one_place
+from zenith_tune.calibrate.robust_fit import folds
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import RunTable, TimeFit, unusable
-from zenith_tune.describe.framework_spec import load_framework
-from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
-from zenith_tune.estimates.calibration import ERROR_SOURCES, MemoryCoefficients, TimeCalibration
-from zenith_tune.estimates.memory_risk import layout_risk, memory_quantiles
+from zenith_tune.calibrate.time_fit import TimeFit, unusable
+from zenith_tune.estimates.calibration import ERROR_SOURCES, TimeCalibration
 from zenith_tune.estimates.time import TimeEstimate
 from zenith_tune.estimates.workload import FloatArray
-
-MAX_FOLDS = 20
-INTERVAL = (0.05, 0.95)
-EVEN, CERTAIN = 0.5, 0.95
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutMemory:
-    """Hold what the model says of one run that it has not seen."""
-
-    run: MeasuredRun
-    predicted_bytes: float
-    """The middle of the estimate, to compare with the run's own memory."""
-    low_bytes: float
-    high_bytes: float
-    """The 90% interval."""
-    fits_probability: float
-    """That the fullest rank fits its GPU."""
-    tight_probability: float
-    """That it fits, and all but fills it."""
-    device_bytes: float
-    """What the fullest rank is estimated to need of its GPU."""
-    cannot_run: str | None = None
-    """The rule of the framework that forbids the layout whatever the memory."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether the run is expected to end well."""
-        return self.cannot_run is None and self.fits_probability > EVEN
-
-    @property
-    def is_unexplained(self) -> bool:
-        """Whether the run crashed although no rule forbids it and its memory fits with all but certainty."""
-        return self.run.out_of_memory and self.cannot_run is None and self.fits_probability > CERTAIN
-
-
-def hold_out_memory(
-    fit_runs: Sequence[MeasuredRun], judge_runs: Sequence[MeasuredRun] | None = None
-) -> list[HeldOutMemory]:
-    """Predict `judge_runs` from a fit to `fit_runs`, or each landscape of `fit_runs` from a fit to the others."""
-    judged = []
-    for framework, fitted, held in _splits(fit_runs, judge_runs):
-        judged += predict(held, fit_memory(fitted, load_framework(framework)), framework)
-    return judged
-
-
-def predict(runs: Sequence[MeasuredRun], coefficients: MemoryCoefficients, framework: str) -> list[HeldOutMemory]:
-    """Predict runs of one framework."""
-    if not runs:
-        return []
-    c, spec = coefficients, load_framework(framework)
-    rows = MemoryRows.of(runs, spec)
-    variant = replace(rows, framework=load_framework(spec.variant)) if spec.variant else None
-    printed = rows.printed(c)
-    low, high = memory_quantiles(printed, INTERVAL, c, variant.printed(c) if variant else None)
-    usable_bytes = np.array([usable_memory(run) for run in runs])
-    fullest, risk = layout_risk(rows.workload, rows.layouts, spec, c, usable_bytes)
-    reasons = [forbidden(run) for run in runs]
-    columns = (part.tolist() for part in (printed, low, high, 1.0 - risk.oom, risk.tight, fullest.device_bytes))
-    names = tuple(field.name for field in fields(HeldOutMemory))
-    return [HeldOutMemory(**dict(zip(names, row, strict=True))) for row in zip(runs, *columns, reasons, strict=True)]
-
-
-def usable_memory(run: MeasuredRun) -> float:
-    """Return what the driver reports as the memory of a run's GPU."""
-    name = find_gpu(run.gpu)
-    return float(gpu_spec(name).memory_bytes) if name else np.inf
-
-
-def _splits(
-    fit_runs: Sequence[MeasuredRun], judge_runs: Sequence[MeasuredRun] | None
-) -> Iterator[tuple[str, list[MeasuredRun], list[MeasuredRun]]]:
-    """Yield frameworks, the runs to fit and the runs to judge."""
-    judge = fit_runs if judge_runs is None else judge_runs
-    for framework, fitted in _by_framework(fit_runs).items():
-        held = _by_framework(judge).get(framework, [])
-        if judge_runs is not None:
-            yield framework, fitted, held
-            continue
-        for fold in _folds(fitted):
-            yield framework, [r for r in fitted if r.landscape not in fold], [r for r in fitted if r.landscape in fold]
-
-
-def _by_framework(runs: Sequence[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
-    found = sorted((run for run in runs if usable(run)), key=lambda run: run.framework)
-    return {name: list(group) for name, group in groupby(found, key=lambda run: run.framework)}
-
-
-def _folds(runs: Sequence[MeasuredRun]) -> list[set[tuple[str, str]]]:
-    """Return sets of landscapes to leave out one after another: each alone, or in at most MAX_FOLDS sets."""
-    landscapes = sorted({run.landscape for run in runs})
-    step = min(len(landscapes), MAX_FOLDS)
-    return [set(landscapes[start::step]) for start in range(step)]
-
 
 TAIL = 0.05
 """Share of measurements that a 90% interval leaves out at each end."""
 FEW = 20
-"""Fewer held-out residuals than this say little of the tails, and the interval is widened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """Hold one run and what was predicted of it without having seen its landscape."""
-
-    run: MeasuredRun
-    predicted_s: float
-    low_s: float
-    high_s: float
-    """Ends of the 90% interval."""
-    shares: Mapping[str, float]
-    """How far each of ERROR_SOURCES decides the step."""
-
-    @property
-    def error(self) -> float:
-        """Relative error of the predicted speed: predicted over measured tokens/s, less 1."""
-        return (self.run.step_s or np.nan) / self.predicted_s - 1
-
-    @property
-    def inside(self) -> bool:
-        """Whether the measurement lies in the interval."""
-        return self.low_s <= (self.run.step_s or np.nan) <= self.high_s
+"""Number of held-out residuals below which the interval is widened."""
 
 
 def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[MeasuredRun]]]:
@@ -154,81 +32,23 @@ def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[Meas
             yield family, members
 
 
-def hold_out(
-    runs: list[MeasuredRun],
-    judge: list[MeasuredRun] | None = None,
-    memory: Iterable[HeldOutMemory] = (),
-) -> Iterator[tuple[TimeFamily, list[Judged]]]:
-    """Judge the runs of `judge` by a fit to `runs`, or every landscape of `runs` by a fit to others of its family.
-
-    `memory` is what was predicted of the memory of the same runs, likewise without their landscapes. Where a family has
-    a single landscape, there is nothing to judge it by but other runs.
-    """
-    for family, members in families_of(runs):
-        others = [] if judge is None else [run for run in judge if run.framework in family.frameworks]
-        others = [run for run in others if unusable(run) is None]
-        framework = load_framework(family.name)
-        table = RunTable.of([*members, *others], framework)
-        fit = TimeFit(family, table, framework, _device_bytes(table.runs, memory))
-        places = table.landscapes[: len(members)]
-        if not family.fitted or (judge is None and is_one_place(places)):
-            continue
-        known = [_padded(fold, len(table.runs)) for fold in folds(places)]
-        yield family, _cross_validated(fit, known) if judge is None else _judged(fit, known, len(members))
-
-
-def _padded(fold: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
-    """Return a fold of the first runs of a table as one of all of them."""
-    return np.concatenate([fold, np.zeros(size - len(fold), np.bool_)])
-
-
-def _device_bytes(runs: list[MeasuredRun], memory: Iterable[HeldOutMemory]) -> FloatArray | None:
-    known = {id(held.run): held.device_bytes for held in memory}
-    return np.array([known.get(id(run), 0.0) for run in runs]) if known else None
-
-
-def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[Judged]:
-    held, places = held_out_steps(fit, parts), fit.table.landscapes
-    judged: dict[int, Judged] = {}
-    for part in parts:
-        errors = step_errors(held.of(~part), len({places[i] for i in np.flatnonzero(~part)}))
-        judged |= {int(i): _with_interval(fit.table.runs[i], held, int(i), errors) for i in np.flatnonzero(part)}
-    return [judged[i] for i in sorted(judged)]
-
-
-def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -> list[Judged]:
-    """Judge the runs behind the first `num_fitted`, which alone are fitted to and give the interval."""
-    ours = np.arange(num_fitted)
-    num_places = len(set(fit.table.landscapes[:num_fitted]))
-    errors = step_errors(held_out_steps(fit, parts, ours).of(ours), num_places)
-    found = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(ours)))
-    return [_with_interval(fit.table.runs[i], found, i, errors) for i in range(num_fitted, len(fit.table.runs))]
-
-
-def _with_interval(run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration) -> Judged:
-    predicted_s, shares = float(held.step_s[row]), held.shares[:, row]
-    wider = float(errors.widening(shares[:, None])[0])
-    low, high = (predicted_s * float(np.exp(end * wider)) for end in errors.interval)
-    return Judged(run, predicted_s, low, high, dict(zip(ERROR_SOURCES, shares.tolist(), strict=True)))
-
-
 @dataclass(frozen=True, slots=True)
 class HeldOutSteps:
-    """Hold what was predicted of each run, and how far it is off."""
+    """Predicted step times of held-out runs and their errors."""
 
     step_s: FloatArray
     residuals: FloatArray
     """Logarithm of measured over predicted step time."""
     shares: FloatArray
-    """How far each of ERROR_SOURCES decides the step: a row for each."""
+    """Share of the step that each of ERROR_SOURCES decides, one row for each."""
 
     @classmethod
     def of_estimate(cls, fit: TimeFit, found: TimeEstimate) -> HeldOutSteps:
-        """Compare an estimate with what was measured."""
+        """Compare an estimate with the measured step times."""
         return cls(found.step_s, np.log(fit.table.step_s / found.step_s), found.shares)
 
     def of(self, rows: npt.NDArray[Any]) -> HeldOutSteps:
-        """Return some of the runs."""
+        """Return the chosen runs."""
         return HeldOutSteps(self.step_s[rows], self.residuals[rows], self.shares[:, rows])
 
 
@@ -237,7 +57,7 @@ def held_out_steps(
 ) -> HeldOutSteps:
     """Predict every run without its own landscape.
 
-    `parts` says what else to leave out together; `among` are the runs that may be fitted to.
+    `parts` are the folds to leave out in turn; `among` are the runs that may be fitted to.
     """
     size = len(fit.table.runs)
     held = HeldOutSteps(np.full(size, np.nan), np.full(size, np.nan), np.zeros((len(ERROR_SOURCES), size)))
@@ -251,22 +71,22 @@ def held_out_steps(
 
 
 SDS: FloatArray = np.geomspace(0.01, 1.5, 24)
-"""Standard deviations that are weighed against one another."""
+"""Standard deviations that are compared."""
 USUAL_SPREAD = 0.06
-"""Standard deviation of the GPU's own work where no run shows it."""
+"""Standard deviation of the GPU's own work before any run."""
 PRIOR_SD = 0.5
-"""Standard deviation of the logarithm of each before any run."""
+"""Standard deviation of the logarithm of each standard deviation before any run."""
 NUM_ROUNDS = 4
-"""Of choosing one after another, after which they no longer change."""
+"""Rounds of coordinate-wise maximisation, after which nothing changes any more."""
 LEAST_END = 0.5
-"""Of an interval, in standard deviations: it reaches to both sides of the prediction."""
+"""Least distance of an interval's ends from the prediction, in standard deviations."""
 
 
 def step_errors(held: HeldOutSteps, num_places: int = 1) -> TimeCalibration:
-    """Return how far step times are off: by the GPU's own work, and by each of ERROR_SOURCES.
+    """Return the errors of step times: those of the GPU's own work, and those of each of ERROR_SOURCES.
 
-    The likeliest standard deviations, the errors being Laplace's: a few large ones do not decide it. `num_places` is
-    how many landscapes were left out in turn: few of them show little of how far another may differ.
+    They are the likeliest standard deviations of Laplace-distributed errors, so that a few large errors count little.
+    `num_places` is how many landscapes were left out in turn; few of them make a wider interval.
     """
     if len(held.residuals) == 0:
         return TimeCalibration(interval=(-0.5, 0.5))
@@ -281,13 +101,13 @@ def step_errors(held: HeldOutSteps, num_places: int = 1) -> TimeCalibration:
         sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
     low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2), num_places)
     errors = TimeCalibration(interval=(min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0]))
-    # What widens the interval is stated against its own width.
+    # The sources are stated relative to the width of the interval.
     scaled = sds[1:] * errors.spread / sds[0]
     return replace(errors, error_sds=dict(zip(ERROR_SOURCES, scaled.tolist(), strict=True)))
 
 
 def interval(residuals: FloatArray, num_places: int = 1) -> tuple[float, float]:
-    """Return the 90% interval of held-out residuals; wide where they are few, or of few landscapes."""
+    """Return the 90% interval of held-out residuals; wider where they are few, or of few landscapes."""
     widen = 1 + 5 / len(residuals) if len(residuals) < FEW else 1.0
     if num_places > 1:
         widen = max(widen, 1 + 1 / num_places)

@@ -22,23 +22,25 @@ from zenith_tune.study.files import read_regular
 from zenith_tune.units import GIB, MIB
 
 MAX_BYTES = 256 * MIB
-"""A million rows; what is larger is no table of runs."""
+"""Size of about a million rows."""
 
 
 def csv_files(place: Path) -> list[Path]:
     """Return the file itself, or the CSV files of a folder, its `published` and its `h200`."""
-    try:
-        if not place.is_dir():
-            return [place]
-        folders = (place, place / "published", place / "h200")
-        return [path for folder in folders for path in sorted(folder.glob("*.csv")) if not path.name.startswith("_")]
-    except (OSError, ValueError) as error:
-        raise UsageError(f"measured runs {str(place)!r} cannot be looked up ({error})", hint="check the path") from None
+    if not place.is_dir():
+        return [place]
+    folders = (place, place / "published", place / "h200")
+    return [path for folder in folders for path in sorted(folder.glob("*.csv")) if not path.name.startswith("_")]
 
 
 def csv_rows(path: Path) -> Iterator[Mapping[str, str]]:
     """Yield the rows of one file by column; a column that is not there is blank."""
-    rows = csv.DictReader(io.StringIO(_text(path), newline=""))
+    try:
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        problem = f"measured runs {str(path)!r} cannot be read ({error.strerror})"
+        raise UsageError(problem, hint="check the path") from None
+    rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
         for row in rows:
             yield defaultdict(str, {name: value or "" for name, value in row.items() if name is not None})
@@ -46,33 +48,25 @@ def csv_rows(path: Path) -> Iterator[Mapping[str, str]]:
         raise UsageError(f"{path}, line {rows.line_num} must be CSV, but {error}", hint="fix or remove it") from None
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_regular(path, MAX_BYTES).decode("utf-8-sig", errors="replace")
-    except OSError as error:
-        problem = f"measured runs {str(path)!r} cannot be read ({error.strerror})"
-        raise UsageError(problem, hint="check the path") from None
-
-
 def step_from_rate(
     row: Mapping[str, str], model: ModelSpec, batch_tokens: float, num_gpus: int, peak_flops: float
 ) -> float | None:
-    """Return the step time that a stated TFLOP/s/GPU or MFU stands for, or None where neither is stated."""
+    """Return the step time of a stated TFLOP/s/GPU or MFU, or None where neither is stated."""
     stated = row.get("tflops_per_gpu")
     rate = figure(row, "tflops_per_gpu") * 1e12 if stated else figure(row, "mfu_pct") / 100 * peak_flops
     if not 0 < rate < math.inf:
         return None
-    # The papers on Megatron-LM of 2021 count the forward pass that is run again as work done.
+    # The Megatron-LM papers of 2021 count the recomputed forward pass as work.
     hardware = "incl" in row.get("notes", "") or row["source_id"].startswith("megatron_sc21")
     passes = 4 if stated and hardware and row.get("recompute") == "full" else 3
     return passes * forward_flops_per_token(model, float(row["seq_len"])) * batch_tokens / (rate * num_gpus)
 
 
 FLASH_YEAR = 2023
-"""Runs of earlier years had neither flash attention nor, unless they say so, sequence parallelism."""
+"""First year of runs with flash attention and, unless stated otherwise, sequence parallelism."""
 YES, NO = frozenset({"yes", "true", "1", "on"}), frozenset({"no", "false", "0", "off"})
 FLAGS = ("FLAG", "CHECK", "INCONSISTENT", "PROXY", "STALE?")
-"""Marks in the notes of rows that are no fair comparison."""
+"""Marks in the notes of rows that are left out."""
 FRAMEWORKS = (
     ("nanotron", "nanotron"),
     ("accelerate", "hf-accelerate"),
@@ -93,16 +87,15 @@ FRAMEWORKS = (
     ("mega", "megatron"),
     ("nemo", "megatron"),
 )
-"""What a source calls its framework holds one of these; the first that fits names it here."""
+"""Part of a source's name for its framework and our name for it; the first that matches counts."""
 MAX_VALUE = 1e18
-"""No step, rate or memory is larger, or smaller than its inverse."""
+"""Largest step, rate or memory; its inverse is the smallest."""
 YEARS = range(1990, 2100)
 GB_UNITS = ("GB as printed", "memory GB")
 FLEX_SOURCES = ("megatron_bridge", "dgxc", "mbridge", "mcore_moe_report", "moe_modelzoo", "nemo")
-"""NVIDIA's own recipes, whose experts have exchanged their tokens by DeepEP or HybridEP since 2025, or by an all-to-all
-that is overlapped with computing (Qwen3 235B on H100): neither is the plain one."""
+"""NVIDIA's own recipes, which exchange tokens by DeepEP, HybridEP or an overlapped all-to-all, never by a plain one."""
 FAMILIES = ("megatron_bridge", "megascale", "megatron_sc21", "moe_folding", "korthikanti2022", "nemo_", "llama3_")
-"""Sources with several versions or tables that are one kind of data."""
+"""Prefixes of sources whose versions or tables are one kind of data."""
 
 
 def read_measured(place: Path) -> list[MeasuredRun]:
@@ -120,16 +113,18 @@ def read_rows(path: Path) -> Iterator[MeasuredRun]:
 
 
 def _run(row: Mapping[str, str]) -> MeasuredRun:
-    notes = _notes(row.get("notes", ""))
     text = row.get("notes", "")
-    num_gpus = number(row, "n_gpus")
-    seq_len = number(row, "seq_len")
+    # Notes are key=value pairs; one without a value is its own key.
+    pairs = [part.strip().partition("=") for part in re.split(r"[;,:]\s*", text) if part.strip()]
+    notes = {key.strip(): value.strip() for key, _, value in pairs}
+    source = row["source_id"]
+    num_gpus, seq_len = number(row, "n_gpus"), number(row, "seq_len")
     layout = _layout(row, notes, num_gpus)
     memory, kind = _memory(row)
     model, gpu = measured_model(row, notes), _gpu(row)
     step_s, tokens = _speed(row, layout, seq_len, num_gpus, model, gpu)
     return MeasuredRun(
-        source=_source(row["source_id"]),
+        source=next((family.rstrip("_") for family in FAMILIES if source.startswith(family)), source),
         framework=_framework(row),
         stated_framework=row["framework"],
         release=_release(row),
@@ -139,7 +134,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         num_gpus=num_gpus,
         gpus_per_node=number(row, "gpus_per_node"),
         precision=row.get("precision", "").lower() or "bf16",
-        dispatcher="flex" if row["source_id"].startswith(FLEX_SOURCES) else "alltoall",
+        dispatcher="flex" if source.startswith(FLEX_SOURCES) else "alltoall",
         seq_len=seq_len,
         layout=layout,
         probed_stage=number(row, "probed_stage"),
@@ -153,32 +148,19 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
     )
 
 
-def _notes(text: str) -> dict[str, str]:
-    """Split notes into key=value pairs; what has no value is its own key."""
-    pairs = [part.strip().partition("=") for part in re.split(r"[;,:]\s*", text) if part.strip()]
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _source(source_id: str) -> str:
-    return next((family.rstrip("_") for family in FAMILIES if source_id.startswith(family)), source_id)
-
-
 def _framework(row: Mapping[str, str]) -> str:
     name = row["framework"].lower()
     if "mcore_ci" in row["source_id"]:
         return "megatron-ci"
     found = next((ours for part, ours in FRAMEWORKS if part in name), "megatron")
     if "torchtitan" in name:
-        found = titan_framework(_is_compiled(row), number(row, "n_gpus") == 1)
+        # Products in float8 are fast only where torch.compile fuses their scales.
+        compiles = row.get("compile") == "1" or "compile" in row.get("notes", "").lower()
+        compiles = compiles or precision_class(row.get("precision", "")) != "bf16"
+        found = titan_framework(compiles, number(row, "n_gpus") == 1)
         return "fsdp" if found == "torchtitan" else found
     old = found == "megatron" and (number(row, "year") or FLASH_YEAR) < FLASH_YEAR
     return "megatron-legacy" if old or (row["source_id"].startswith("megascale") and found == "megatron") else found
-
-
-def _is_compiled(row: Mapping[str, str]) -> bool:
-    # Products in float8 are fast only where their scales are fused.
-    stated = row.get("compile") == "1" or "compile" in row.get("notes", "").lower()
-    return stated or precision_class(row.get("precision", "")) != "bf16"
 
 
 def _release(row: Mapping[str, str]) -> float | None:
@@ -206,7 +188,7 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
     if num_gpus and num_gpus % split == 0:
         layout["dp"] = num_gpus // split
     if row["framework"].endswith("MCore") and "ep" in layout:
-        layout.setdefault("etp", layout.get("tp", 1))  # without folding, experts are split as all else is
+        layout.setdefault("etp", layout.get("tp", 1))  # without folding, experts are split by tp too
     layout["zero"] = _zero(row.get("zero_stage_or_fsdp", ""), row)
     recompute, layers = _recompute(row)
     layout |= {"recompute": recompute, "recompute_layers": layers}
@@ -227,7 +209,7 @@ def _zero(text: str, row: Mapping[str, str]) -> int:
         return 3
     if row.get("distributed_optimizer") == "1":
         return 1
-    # Megatron's published recipes use the distributed optimizer; its tests say "DDP" where they do not.
+    # Megatron's published recipes use the distributed optimizer; its tests state "DDP" where they do not.
     return 0 if text.startswith(("DDP", "none")) or "h200" in row["source_id"] else 1
 
 
@@ -257,20 +239,15 @@ def _speed(
     model: ModelSpec | None,
     gpu: str,
 ) -> tuple[float | None, float | None]:
-    """Return step time and tokens/s/GPU, one computed from the other or from a rate where it is not stated."""
+    """Return step time and tokens/s/GPU; what is not stated is computed from the other, or from a rate."""
     step_s, tokens = _float(row, "step_time_s"), _float(row, "tokens_per_s_per_gpu")
     gbs = layout.get("gbs", layout.get("mbs", 0) if "h200" in row["source_id"] else 0)
     if not (seq_len and num_gpus and gbs):
         return step_s, tokens
     batch = gbs * seq_len / num_gpus
-    if not step_s and not tokens and model is not None and (peak := _peak_flops(gpu)):
-        step_s = step_from_rate(row, model, batch * num_gpus, num_gpus, peak)
+    if not step_s and not tokens and model is not None and (known := find_gpu(gpu)):
+        step_s = step_from_rate(row, model, batch * num_gpus, num_gpus, gpu_spec(known).bf16_flops)
     return step_s or (batch / tokens if tokens else None), tokens or (batch / step_s if step_s else None)
-
-
-def _peak_flops(gpu: str) -> float | None:
-    name = find_gpu(gpu)
-    return gpu_spec(name).bf16_flops if name else None
 
 
 def _float(row: Mapping[str, str], key: str) -> float | None:

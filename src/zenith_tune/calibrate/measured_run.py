@@ -20,55 +20,55 @@ from zenith_tune.layouts.layout_batch import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """Hold one run; what its source does not say is None."""
+    """One measured run; what its source does not state is None."""
 
     source: str
     framework: str
-    """A name of the framework catalog."""
+    """A name in the framework catalog."""
     stated_framework: str
-    """As the source prints it."""
+    """The framework's name as the source prints it."""
     release: float | None = None
-    """When that framework was released, as a year with its fraction."""
+    """Release of the framework, as a year with its fraction."""
     model: ModelSpec | None
-    """None where the source does not give the shape."""
+    """The model's shape; None where the source does not give it."""
     model_name: str
     gpu: str
-    """A name of the cluster catalog."""
+    """A name in the cluster catalog."""
     num_gpus: int | None
     gpus_per_node: int | None
     cluster: ClusterSpec | None = None
-    """The very cluster where it is known; else it is taken for the catalog's."""
+    """The cluster; None for the catalog's."""
     precision: str
     dispatcher: str = "alltoall"
-    """How tokens reached their experts, a name of describe.job_spec."""
+    """One of describe.job_spec.DISPATCHERS."""
     seq_len: int | None
     layout: dict[str, int | bool]
-    """Columns of a LayoutBatch, as far as they are stated."""
+    """The stated columns of a LayoutBatch."""
     probed_stage: int | None = None
-    """The pipeline rank that ran alone, without any message: time and memory are its own; None for a whole run."""
+    """The pipeline rank that ran alone, without messages; None for a whole run."""
     step_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     memory_bytes: float | None = None
     memory_kind: str = ""
-    """allocated, reserved or device: what the figure counts."""
+    """allocated, reserved or device."""
     out_of_memory: bool = False
     flags: tuple[str, ...] = ()
-    """Why the row is no fair comparison: marks of its source such as FLAG or PROXY."""
+    """Marks of the source, such as FLAG or PROXY, that make the row no fair comparison."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What else the source says, by name."""
+    """Further notes of the source, by name."""
 
     @property
     def landscape(self) -> tuple[str, str]:
-        """The model and the cluster, the unit in which data is held out; a model is its shape, whatever its name."""
+        """The model's shape and the cluster: runs of one landscape are held out together."""
         shape = self.model
         name = f"{shape.num_layers}x{shape.hidden}x{shape.num_experts}" if shape else self.model_name
         return name, f"{self.gpu}x{self.num_gpus}"
 
 
 LEAST_STEP_S, MOST_STEP_S = 1e-6, 86_400.0
-"""A step takes from a microsecond to a day."""
+"""Plausible step times."""
 MOST_BYTES = 2**40
-"""Memory of one GPU."""
+"""Largest plausible memory of one GPU."""
 
 
 def is_step(seconds: float) -> bool:
@@ -90,12 +90,12 @@ def is_memory(num_bytes: float) -> bool:
 
 
 UNGATED = ("gpt", "bloom", "mpt", "nemotron", "bert", "t5", "megatron", "opt")
-"""Families whose feed-forward part has two matrices; the others have three (SwiGLU)."""
+"""Families with two feed-forward matrices; the others have three (SwiGLU)."""
 GATED_ALL_THE_SAME = ("gpt oss", "gpt-oss", "gpt_oss")
 CLOSE = 0.01
-"""How near a count of parameters must come to the stated one to decide whether embeddings are tied."""
+"""Relative difference of parameter counts within which they decide whether embeddings are tied."""
 MAX_COUNT = 10**9
-"""No model or cluster has more of anything."""
+"""More than any model or cluster has of anything."""
 TIED = ("gpt3", "gpt 1", "gpt 3", "gpt 5", "gpt 7", "bloom", "mpt", "bert", "t5")
 
 
@@ -105,7 +105,7 @@ DEFAULT_COLUMNS: dict[str, int | bool] = {
     "sequence_parallel": True,
     "flash_attention": True,
 }
-"""What a layout has where its source does not state it."""
+"""Values of a layout that its source does not state."""
 
 
 def recompute_kind(granularity: str, method: str) -> int:
@@ -116,7 +116,7 @@ def recompute_kind(granularity: str, method: str) -> int:
 
 
 def stack_layouts(layouts: Iterable[Mapping[str, int | bool]]) -> LayoutBatch:
-    """Return layouts, as far as they are stated, as one batch."""
+    """Return the stated columns of layouts as one batch."""
     rows = [DEFAULT_COLUMNS | dict(layout) for layout in layouts]
     return LayoutBatch.of(**{name: [row[name] for row in rows] for name in DEFAULT_COLUMNS})
 
@@ -129,7 +129,7 @@ def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpe
         layers = _layers_from_params(row, hidden)
     if not (layers and hidden):
         return None
-    heads = heads or max(hidden // 128, 1)  # the usual head, where a source leaves it out; it hardly matters
+    heads = heads or max(hidden // 128, 1)  # the usual head size, where a source leaves it out
     ffn = number(row, "ffn_hidden") or (None if gated else 4 * hidden)
     vocab = number(row, "vocab") or _default_vocab(row)
     if not ffn or not vocab:
@@ -159,11 +159,7 @@ def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpe
         latent_attention=latent,
         num_mtp_layers=_note(notes, "mtp") or 0,
     )
-    return _tied_as_counted(model, row)
-
-
-def _tied_as_counted(model: ModelSpec, row: Mapping[str, str]) -> ModelSpec:
-    """Return the model with its embeddings tied or not, whichever its stated count says."""
+    # The stated number of parameters shows whether embeddings are tied.
     stated = _stated_params(row)
     other = replace(model, tied_embeddings=not model.tied_embeddings)
     agrees = abs(other.num_params - stated) < CLOSE * stated < abs(model.num_params - stated)
@@ -178,7 +174,7 @@ def _positions(row: Mapping[str, str], gated: bool) -> int:
 
 
 def _layers_from_params(row: Mapping[str, str], hidden: int) -> int | None:
-    """Return how many layers of 12 h^2 parameters the stated count makes, for a source that varied them."""
+    """Return the number of layers of 12 h^2 parameters that the stated number of parameters makes."""
     vocab = number(row, "vocab") or _default_vocab(row)
     params = _stated_params(row)
     return round((params - vocab * hidden) / (12 * hidden**2)) if params and vocab else None
@@ -190,7 +186,7 @@ def _stated_params(row: Mapping[str, str]) -> float:
 
 
 def figure(row: Mapping[str, str], key: str) -> float:
-    """Return a number of a row, or nan where it is blank or none."""
+    """Return a number of a row, or nan where there is none."""
     try:
         return float(row.get(key) or "nan")
     except ValueError:
@@ -198,7 +194,7 @@ def figure(row: Mapping[str, str], key: str) -> float:
 
 
 def number(row: Mapping[str, str], key: str) -> int | None:
-    """Return a whole number of a row, or None where it is blank or no count."""
+    """Return a count of a row, or None where there is none."""
     value = figure(row, key)
     return int(value) if 0 <= value <= MAX_COUNT else None
 

@@ -1,8 +1,7 @@
 """Fit the coefficients of the memory model to measured runs of one framework.
 
-Only three numbers move: a factor for activations, one for logits, and the bytes that are always there. The rest is the
-account of the framework's code. Where runs may be of the framework's variant, each counts as the nearer of the two.
-Errors are those on landscapes that a fit has not seen, where there are enough of them.
+Three numbers are fitted: a factor for activations, one for logits, and fixed bytes. The rest follows from the
+framework's code. Where runs may be of the framework's variant, each counts as the nearer of the two.
 """
 
 from __future__ import annotations
@@ -23,23 +22,22 @@ from zenith_tune.estimates.calibration import NUM_QUANTILES, MemoryCoefficients
 from zenith_tune.estimates.memory import estimate_memory, fullest_stage
 from zenith_tune.estimates.workload import FloatArray, Workload
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
-from zenith_tune.layouts.stages import empty_cost_stages
 from zenith_tune.units import GIB
 
 MEASURED_ON = {"ultrascale_playbook": "first", "mcore_ci_golden": "last"}
-"""By source, the pipeline rank whose memory is printed; that of the others is taken for the fullest.
+"""The pipeline rank whose memory a source prints; other sources are taken to print the fullest.
 
 nanotron logs on rank 0 of the world (helpers.py, log_throughput), Megatron's tensorboard writer is the last rank.
 """
 LEFT_OUT = ("t5", "mimo", "hybrid", "multimodal-llava", "nemotron")
-"""Folders of Megatron Core's tests of models that are no plain decoders: two stacks, vision parts, Mamba layers."""
+"""Folders of Megatron Core's tests with models other than plain decoders."""
 UNFUSED_CONTAINER = re.compile(r"CI golden values lts\w*")
 UNFUSED_UNTIL = re.compile(r"golden last changed \w+ 2025")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRows:
-    """Hold runs of one framework as arrays."""
+    """Runs of one framework as arrays."""
 
     runs: list[MeasuredRun]
     framework: FrameworkSpec
@@ -48,11 +46,11 @@ class MemoryRows:
     measured_on: npt.NDArray[np.str_]
     """The pipeline rank that was measured: "first", "last", or "" for the fullest."""
     probed_stage: FloatArray
-    """Its number where a probe says it, else not a number."""
+    """The number of the probed pipeline rank; nan for a whole run."""
 
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> Self:
-        """Take the runs as they are; each must be `usable`."""
+        """Build the arrays of runs that are all `usable`."""
         workloads = [Workload.of(run.model, _job(run, framework)) for run in runs if run.model is not None]
         return cls(
             runs=list(runs),
@@ -64,7 +62,7 @@ class MemoryRows:
         )
 
     def take(self, chosen: BoolArray) -> Self:
-        """Return the runs that are chosen."""
+        """Return the chosen runs."""
         runs = [run for run, is_chosen in zip(self.runs, chosen, strict=True) if is_chosen]
         return replace(
             self,
@@ -77,11 +75,11 @@ class MemoryRows:
 
     @property
     def measured_bytes(self) -> FloatArray:
-        """The measured memory of each run, not a number where there is none."""
+        """The measured memory of each run; nan where there is none."""
         return np.array([run.memory_bytes or np.nan for run in self.runs])
 
     def printed(self, coefficients: MemoryCoefficients) -> FloatArray:
-        """Estimate what each run's source printed: the allocated peak of the rank that it looked at."""
+        """Estimate what each run's source printed: the allocated peak of the rank that it measured."""
         rows = (self.workload, self.layouts, self.framework, coefficients)
         stage = np.where(self.measured_on == "last", self.layouts.pp - 1.0, 0.0)
         is_fullest = self.measured_on == ""
@@ -92,13 +90,13 @@ class MemoryRows:
 
 
 def _job(run: MeasuredRun, framework: FrameworkSpec) -> JobSpec:
-    """Return the job of a run; recipes of NVIDIA keep weights in fp8, of Megatron Core's tests those called native."""
+    """Return the job of a run; NVIDIA's recipes keep weights in fp8, and so do Megatron Core's tests called native."""
     gathers_fp8 = run.source != "mcore_ci_golden" or "native_fp8" in run.model_name
     return JobSpec(seq_len=run.seq_len or 1, framework=framework, precision=run.precision, gathers_fp8=gathers_fp8)
 
 
 def usable(run: MeasuredRun) -> bool:
-    """Tell whether a run says something of memory, states enough for an estimate, and is a fair comparison."""
+    """Tell whether a run shows its memory, states enough for an estimate, and is a fair comparison."""
     if run.memory_bytes is None and not run.out_of_memory:
         return False
     stated = run.model is not None and run.seq_len and run.layout.get("mbs") and not run.flags
@@ -106,7 +104,7 @@ def usable(run: MeasuredRun) -> bool:
 
 
 def layout_columns(run: MeasuredRun) -> dict[str, int | bool]:
-    """Return the columns of a run's layout, what its source leaves out filled in as its framework would.
+    """Return the columns of a run's layout, with its framework's defaults for what its source leaves out.
 
     The test suite of Megatron Core runs on nodes of eight; its long-term container of 2025 had no deterministic flash
     attention. Experts are split by tp where nothing else is stated, and nanotron states its micro-batches.
@@ -125,7 +123,7 @@ def layout_columns(run: MeasuredRun) -> dict[str, int | bool]:
 
 
 def _is_unfused(run: MeasuredRun) -> bool:
-    """Tell whether a test of Megatron Core's suite ran without flash attention, which its rows do not say.
+    """Tell whether a test of Megatron Core's suite ran without flash attention, which its rows do not state.
 
     Its BERT tests, and its deterministic tests but those that resume a run, ask for --attention-backend unfused.
     """
@@ -137,42 +135,25 @@ def _is_unfused(run: MeasuredRun) -> bool:
     return small and (bool(old) or "resume" not in run.model_name or run.model_name.startswith("bert"))
 
 
-def forbidden(run: MeasuredRun) -> str | None:
-    """Return the rule of nanotron that a run breaks whatever its memory, or None.
-
-    Of the crashed runs of the Ultra-Scale Playbook a fifth break one of the two; no run that ended well breaks either.
-    """
-    model = run.model
-    if model is None or run.framework != "nanotron":
-        return None
-    layout = layout_columns(run)
-    pp, micro_batches = layout.get("pp", 1), layout["gbs"] // (layout["mbs"] * layout["dp"])
-    cost = float(model.attention_params + model.dense_mlp_params)
-    if micro_batches < pp - 1:  # asserted by OneForwardOneBackwardPipelineEngine
-        return f"micro-batches must be at least pp-1, but {micro_batches} < {pp - 1}"
-    num_empty = int(empty_cost_stages(float(model.num_layers), cost, float(model.embedding_params), float(pp)))
-    layers = f"{model.num_layers} layers dealt by cost"  # by build_model, which builds no stage without parameters
-    return f"every stage must hold a block, but {layers} leave {num_empty} of {pp} stages empty" if num_empty else None
-
-
 PRIOR_SCALE = np.array([0.2, 0.2, 0.3])
-"""How far the logarithms of both factors, and the fixed GiB, may be expected to move."""
+"""Expected change of the logarithms of both factors and of the fixed GiB."""
 HUBER_SCALE = 0.03
 LEAST_LANDSCAPES = 3
 INNER_FOLDS = 5
-"""Parts in which landscapes are left out to see how far a fit is off on others."""
+"""Folds in which landscapes are left out to measure a fit's errors."""
 APART = 0.1
-"""Logarithmic distance from which framework and variant count as different."""
+"""Least logarithmic distance at which framework and variant count as different."""
 LEAST_ERROR = 0.002
-"""Half of the least interval: what the allocator's rounding alone makes."""
+"""Half of the least interval, which the allocator's rounding alone explains."""
 
 
 def fit_memory(runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> MemoryCoefficients:
-    """Return the coefficients that `runs` of `framework` show; the defaults where none of them states its memory.
+    """Return the coefficients fitted to `runs` of `framework`; the defaults where none of them states its memory.
 
-    Runs of too few landscapes show how far the account is off, but move nothing in it.
+    Runs of too few landscapes change only the errors.
     """
-    found = [run for run in runs if run.memory_bytes and usable(run) and not is_low_precision(run)]
+    # How weights and activations of 8 bits or fewer are kept, few runs state.
+    found = [run for run in runs if run.memory_bytes and usable(run) and not is_narrow(run.precision)]
     if not found:
         return MemoryCoefficients()
     rows = MemoryRows.of(found, framework)
@@ -204,7 +185,7 @@ def _fit(rows: MemoryRows) -> MemoryCoefficients:
 def shortest_half(values: FloatArray) -> float:
     """Return the middle of the shortest interval that holds half of the values: the least median of squares.
 
-    Rousseeuw, J. Am. Stat. Assoc. 79 (1984). It stays with the larger of two heaps, where a median stands between them.
+    Rousseeuw, J. Am. Stat. Assoc. 79 (1984). It stays with the larger of two clusters, a median lies between.
 
     >>> shortest_half(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 6.0, 7.0])).__round__(2)
     1.15
@@ -216,18 +197,13 @@ def shortest_half(values: FloatArray) -> float:
     return float(ordered[start] + ordered[start + half - 1]) / 2.0
 
 
-def is_low_precision(run: MeasuredRun) -> bool:
-    """Tell whether weights and activations may be kept in 8 bits or fewer, of which few runs tell how."""
-    return is_narrow(run.precision)
-
-
 def _coefficients(theta: FloatArray, start: MemoryCoefficients) -> MemoryCoefficients:
     activations, logits = np.exp(theta[:2])
     return replace(start, activations=activations, logits=logits, fixed_bytes=np.maximum(theta[2], 0.0) * GIB)
 
 
 def _errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> FloatArray:
-    """Return the logarithm of estimated over measured, of the nearer of framework and variant."""
+    """Return the logarithm of estimated over measured for the nearer of framework and variant."""
     here, there = _both_errors(rows, coefficients)
     return np.where(np.abs(here) <= np.abs(there), here, there)
 
@@ -247,7 +223,7 @@ def _both_errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> tuple[Fl
 
 
 def _quantiles(errors: FloatArray, wider: float = 1.0) -> tuple[float, ...]:
-    """Return evenly spaced quantiles, widened for what few runs cannot show."""
+    """Return evenly spaced quantiles, widened where runs are few."""
     levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
     middle = np.median(errors)
     wider *= 1.0 + len(PRIOR_SCALE) / len(errors)

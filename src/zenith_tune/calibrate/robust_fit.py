@@ -1,7 +1,7 @@
 """Fit a handful of coefficients to measurements, some of which are wrong: damped Gauss-Newton under Huber's loss.
 
 Huber, "Robust Estimation of a Location Parameter", Ann. Math. Statist. 35 (1964); Levenberg-Marquardt damping. A prior
-pulls each coefficient toward its start, so that what the data does not determine stays as it was.
+pulls each coefficient toward its start, so that coefficients that the data does not determine stay there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Residuals = Callable[[FloatArray], FloatArray]
 _STEP = 1e-4
 _MAX_DAMPING = 1e8
 _LEAST_GAIN = 1e-9
-"""Share of the loss below which a step is the last; at 1e-6 some fits stop in a flat valley short of the best."""
+"""Relative gain below which a fit ends; at 1e-6 some fits stop in a flat valley short of the best."""
 
 
 def robust_fit(
@@ -31,9 +31,9 @@ def robust_fit(
 ) -> FloatArray:
     """Return the coefficients that make `residuals` small.
 
-    Residuals beyond `scale` count by their size and no more by their square. `prior_scale` says how far each
-    coefficient may be expected to move from `start`, in its own unit. For the slopes `residuals` gets many vectors at
-    once, each coefficient as a column of shape (k, 1), and returns a row for each of the k.
+    Residuals beyond `scale` count by their size instead of their square. `prior_scale` is the expected change of each
+    coefficient from `start`, in its own unit. For the slopes `residuals` gets many vectors at once, each coefficient as
+    a column of shape (k, 1), and returns a row for each of the k.
 
     >>> x, y = np.arange(6.0), np.array([1.0, 3, 5, 7, 9, 100])  # a line, and a wrong last point
     >>> fitted = robust_fit(lambda c: c[0] + c[1] * x - y, np.zeros(2), prior_scale=np.full(2, 100.0))

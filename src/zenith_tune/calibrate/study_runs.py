@@ -19,36 +19,37 @@ from zenith_tune.units import MIB
 
 FILE_NAME = "study.json"
 MAX_BYTES = 256 * MIB
-MAX_COUNT = 10**9
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs")
 _PRETRAIN_SCRIPT = re.compile(r"\bpretrain_\w+\.py\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudiedJob:
-    """Hold what a study's own files do not say of the job that it tuned."""
+    """What a study's own files do not state about the job that it tuned."""
 
     model: ModelSpec
     cluster: ClusterSpec
     seq_len: int
     global_batch: int | None = None
-    """Samples per step; None where the study's arguments say it."""
+    """Samples per step; None where the study's arguments state it."""
     framework: str = "megatron"
     precision: str = "bf16"
 
 
 def read_study(folder: Path, job: StudiedJob) -> list[MeasuredRun]:
-    """Read the trials of a study as runs; what a trial does not record of its layout is left out of the run's.
+    """Read the trials of a study as runs, each with the layout that it records.
 
     The data-parallel size is Megatron's, n_gpus / (tp*pp*cp), whatever rule the study pruned by.
     """
     study = _load(folder)
-    args = study.get("args")
-    args = args if isinstance(args, dict) else {}
-    _refuse_other_size(folder, args, job)
+    args = study.get("args") or {}
+    asked, had = job.cluster.num_gpus, _count(args.get("n_gpus"))
+    if had is not None and had != asked:
+        problem = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
+        raise UsageError(problem, hint="give the cluster that it ran on")
     gbs = job.global_batch or _count(args.get("gbs"))
     if gbs is None:
-        raise UsageError(f"study {str(folder)!r} does not say its global batch", hint="give --gbs")
+        raise UsageError(f"study {str(folder)!r} does not state its global batch", hint="give --gbs")
     return list(_runs(study, folder.name, job, gbs))
 
 
@@ -59,25 +60,16 @@ def _load(folder: Path) -> Json:
     except OSError as error:
         problem = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="give the folder of a finished study, OUTPUT_DIR/STUDY") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         study = None
     if not isinstance(study, dict) or not isinstance(study.get("trials"), list):
         raise UsageError(f"{path} must be what a study writes, but is not", hint="give the folder of another study")
     return study
 
 
-def _refuse_other_size(folder: Path, args: Json, job: StudiedJob) -> None:
-    asked, had = job.cluster.num_gpus, _count(args.get("n_gpus"))
-    if had is not None and had != asked:
-        problem = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
-        raise UsageError(problem, hint="give the cluster that it ran on")
-
-
 def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[MeasuredRun]:
     for trial in study["trials"]:
-        if not isinstance(trial, dict):
-            continue
-        memory = _positive(trial.get("peak_memory_bytes"))
+        memory = trial.get("peak_memory_bytes")
         yield MeasuredRun(
             source=f"study {name}",
             framework=job.framework,
@@ -91,7 +83,7 @@ def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[Measure
             precision=job.precision,
             seq_len=job.seq_len,
             layout=_layout(trial, job, gbs),
-            step_s=_positive(trial.get("step_s")) if trial.get("outcome") == "ok" else None,
+            step_s=trial.get("step_s") if trial.get("outcome") == "ok" else None,
             memory_bytes=memory,
             memory_kind="reserved" if memory else "",
             out_of_memory=trial.get("outcome") == "oom",
@@ -99,9 +91,8 @@ def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[Measure
 
 
 def _layout(trial: Json, job: StudiedJob, gbs: int) -> dict[str, int | bool]:
-    """Return the columns of a trial's layout; without a data-parallel size where it does not record its own."""
-    params = trial.get("parameters")
-    params = params if isinstance(params, dict) else {}
+    """Return the columns of a trial's layout, without dp where the trial does not record its sizes."""
+    params = trial.get("parameters") or {}
     sizes = {name: _count(params[name]) for name in SIZES if name in params}
     stated = {name: size for name, size in sizes.items() if size is not None}
     layout: dict[str, int | bool] = {**stated, "gbs": gbs, **_recompute(params), **_from_command(trial, job, stated)}
@@ -124,7 +115,7 @@ def _recompute(params: Json) -> dict[str, int | bool]:
 
 
 def _from_command(trial: Json, job: StudiedJob, sizes: Mapping[str, int]) -> dict[str, int | bool]:
-    """Return what the options of Megatron's own script say; a script that hides them is taken to have what is usual."""
+    """Return what the options of Megatron's own script state, or the usual values where a script hides them."""
     usual: dict[str, int | bool] = {"zero": 1, "sequence_parallel": sizes.get("tp", 1) > 1}
     try:
         line = ParsedCommand.of(str(trial.get("command") or ""))
@@ -146,11 +137,6 @@ def _from_command(trial: Json, job: StudiedJob, sizes: Mapping[str, int]) -> dic
 def _count(value: Any) -> int | None:
     try:
         number = int(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError):
         return None
-    return number if 0 < number <= MAX_COUNT else None
-
-
-def _positive(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 < value < 1 / 1e-18 else None
+    return number if number > 0 else None

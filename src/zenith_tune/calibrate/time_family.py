@@ -1,4 +1,4 @@
-"""Which frameworks share coefficients of time, which coefficients their runs determine, and how far those may move."""
+"""Families of frameworks that share coefficients of time, and the priors of those that are fitted."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from zenith_tune.estimates.calibration import TimeCoefficients
 
 EFFICIENCY, PASSES, TRAFFIC, LAUNCH = 0.25, 0.2, 0.4, 0.5
-"""Standard deviations of the logarithm that a coefficient of each sort is expected to have about its default."""
+"""Prior standard deviations of the logarithm of each kind of coefficient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFamily:
-    """Hold what is fitted together."""
+    """Frameworks that are fitted together."""
 
     name: str
     frameworks: tuple[str, ...]
     alike: tuple[str, ...] = ()
-    """Those of them that run the kernels of the first, and differ in memory alone."""
+    """Members that run the kernels of the first one and differ only in memory."""
     start: TimeCoefficients = field(default_factory=TimeCoefficients)
     fitted: dict[str, float] = field(default_factory=dict)
-    """Coefficients to fit, and the prior's standard deviation of their logarithm."""
+    """Prior standard deviation of the logarithm of each fitted coefficient."""
     by_gpu: tuple[str, ...] = ()
     """Coefficients that may differ by GPU."""
     by_release: tuple[str, ...] = ()
     """Coefficients that may change with the framework's releases."""
     pools: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """GPUs that are alike, so that what one of them shows holds for the others: a name and its members."""
+    """Similar GPUs that share factors: a name and its members."""
     gpu_prior: float = 0.3
-    """How far one GPU differs from what is common to those that it is pooled with."""
+    """Prior standard deviation of one GPU's factors around those of its pool."""
     factor_prior: float = 0.3
     trend_prior: float = 0.2
 
@@ -72,7 +72,7 @@ BLACKWELL = (
     ("ultra", ("b300", "gb300")),
     ("grace", ("gb200", "gb300")),
 )
-"""One architecture, its larger chip, and its boards with a host of their own."""
+"""One architecture, its larger chip, and its boards with an integrated host."""
 
 FAMILIES = (
     TimeFamily(
@@ -202,6 +202,6 @@ FAMILIES = (
 
 
 def family_of(framework: str) -> TimeFamily:
-    """Return the family that a framework belongs to; one of its own that is never fitted, where there is none."""
+    """Return the family of a framework, or one that is never fitted where it has none."""
     known = (family for family in FAMILIES if framework in family.frameworks)
     return next(known, TimeFamily(name=framework, frameworks=(framework,)))

@@ -22,19 +22,19 @@ from zenith_tune.estimates.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 OTHER_JOBS = ("sft", "lora", "peft", "finetun")
-"""Parts of the name of a run that does not train the whole model from scratch."""
+"""Parts of the names of fine-tuning runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Hold runs and what the estimates need of them."""
+    """Runs with the arrays that the estimates need."""
 
     runs: list[MeasuredRun]
     workload: Workload
     machine: Machine
     layouts: LayoutBatch
     step_s: FloatArray
-    """Measured; nan where it was not."""
+    """Measured step time; nan where there is none."""
     probed_stage: FloatArray
     """The pipeline rank that was run alone; nan for a whole run."""
 
@@ -54,7 +54,7 @@ class RunTable:
 
     @property
     def landscapes(self) -> list[tuple[str, str]]:
-        """The landscape of each run: what is held out together."""
+        """The landscape of each run."""
         return [run.landscape for run in self.runs]
 
 
@@ -77,7 +77,7 @@ def run_cluster(run: MeasuredRun) -> ClusterSpec:
 
 
 def unusable(run: MeasuredRun) -> str | None:
-    """Return why a run says nothing of the speed of a layout, or None."""
+    """Return why the speed of a run cannot be used, or None."""
     layout = run.layout
     if run.out_of_memory or not run.step_s:
         return "no speed measured"
@@ -90,13 +90,13 @@ def unusable(run: MeasuredRun) -> str | None:
     if any(part in run.model_name.lower() for part in OTHER_JOBS) or "SFT Performance" in run.notes:
         return "fine-tuning"
     if run.framework == "jax":
-        return "a framework without a model here"
+        return "a framework that is not modelled"
     if "dp" not in layout or not (layout.keys() & {"gbs", "mbs"}):
         return "layout not stated"
     if layout.get("ep", 1) > 1 and not run.model.num_experts:
         return "experts split in a model that has none"
     if "mbs" not in layout and run.model.num_experts:
-        return "micro-batch not stated, on which the experts' share of tokens hangs"
+        return "micro-batch not stated, which decides the experts' share of tokens"
     if layout.get("gbs", layout.get("mbs", 1)) % (layout.get("mbs", 1) * layout["dp"]):
         return "batch does not divide"
     if layout.get("ep", 1) * layout.get("etp", 1) > run.num_gpus:
@@ -106,32 +106,32 @@ def unusable(run: MeasuredRun) -> str | None:
 
 
 def with_default_batch(run: MeasuredRun) -> MeasuredRun:
-    """Return the run with the batch that a single rank without accumulation has, where none is stated."""
+    """Return the run with a global batch without accumulation where none is stated."""
     layout = dict(run.layout)
     layout.setdefault("gbs", layout.get("mbs", 1) * layout.get("dp", 1))
     return replace(run, layout=layout)
 
 
 RELEASE = 2026.0
-"""The release, as a year, about which trends turn."""
+"""The release, as a year, at which trends are zero."""
 SCALE = 0.08
-"""Errors of the logarithm beyond this count by their size only: some rows are of other settings than they state."""
+"""Logarithmic error beyond which errors count by their size only: some rows state wrong settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Hold one deviation: for runs where `share` is 1 (or by that much), a coefficient is multiplied by exp(theta)."""
+    """A deviation of some runs: their coefficient is multiplied by exp(theta * share)."""
 
     kind: str
     coefficient: str
     share: FloatArray
     prior: float
     start: float = 0.0
-    """Where theta starts: what an earlier calibration says."""
+    """Initial theta, from an earlier calibration."""
 
 
 class TimeFit:
-    """Fit one family to one table of its runs."""
+    """A fit of one family to a table of its runs."""
 
     def __init__(
         self,
@@ -141,9 +141,10 @@ class TimeFit:
         device_bytes: FloatArray | None = None,
         start: TimeCalibration | None = None,
     ) -> None:
-        """Prepare a fit; `device_bytes` is what memory each run is estimated to need; 0 where that is not known.
+        """Prepare a fit.
 
-        `start` is an earlier calibration to refine; without one the family's own start is.
+        `device_bytes` is the estimated memory of each run, 0 where it is unknown. `start` is an earlier calibration to
+        refine, instead of the family's own start.
         """
         self.family, self.table, self.framework = family, table, framework
         self.device_bytes = device_bytes
@@ -171,12 +172,12 @@ class TimeFit:
         return self.estimate(theta).step_s
 
     def estimate(self, theta: FloatArray) -> TimeEstimate:
-        """Return the same with what it is made of."""
+        """Return the estimate of every run of the table."""
         table, coefficients = self.table, self._coefficients(theta)
         work = (table.workload, table.machine, table.layouts, self.framework, coefficients)
         found = estimate_time(*work)
         if not np.isnan(table.probed_stage).all():
-            # A rank that was probed had nobody to wait for: its work alone is what was measured.
+            # A probed rank had nothing to wait for: only its own work was measured.
             found = _chosen(table.probed_stage, found, stage_time(*work, np.nan_to_num(table.probed_stage)))
         if self.device_bytes is None:
             return found
@@ -208,7 +209,7 @@ class TimeFit:
 
 
 def _chosen(probed_stage: FloatArray, whole: TimeEstimate, alone: TimeEstimate) -> TimeEstimate:
-    """Return the estimate of each run: of the whole step, or of the rank that ran alone."""
+    """Return the estimate of the whole step of each run, or of the rank that ran alone."""
     is_whole = np.isnan(probed_stage)
     parts = {name: np.where(is_whole, part, alone.parts.get(name, 0.0)) for name, part in whole.parts.items()}
     step_s = np.where(is_whole, whole.step_s, alone.step_s)
@@ -239,7 +240,7 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
 
 
 def _spread_pools(family: TimeFamily, factors: dict[str, dict[str, float]]) -> None:
-    """Multiply what is common to a pool into the factors of each of its GPUs, measured or not."""
+    """Multiply a pool's factors into those of each of its GPUs, measured or not."""
     for pool, members in family.pools:
         for name, value in factors.pop(f"pool:{pool}", {}).items():
             for gpu in members:
@@ -252,6 +253,6 @@ def _gemm_factor(kind: str, share: FloatArray, prior: float, origin: TimeCalibra
 
 
 def _gpu_start(origin: TimeCalibration, gpu: str, name: str) -> float:
-    """Return the logarithm of what a GPU's coefficient, or that of the nearest kind known, is over the common one."""
+    """Return the logarithm of the factor of a GPU, or of the most similar known one."""
     known = origin.coefficients_for(gpu=gpu, precision="bf16", framework="")
     return float(np.log(getattr(known, name) / getattr(origin.coefficients, name)))

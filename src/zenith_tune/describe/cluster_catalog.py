@@ -37,10 +37,8 @@ from zenith_tune.study.files import read_regular
 from zenith_tune.units import GIB
 
 MAX_BYTES = 2**20
-"""A matrix of a hundred GPUs takes some fifty kilobytes."""
 MAX_COUNT = 10**7
 MAX_NUMBER = 1e30
-"""Beyond, sums and products would leave what floats can hold."""
 COUNTS = ("num_gpus", "gpus_per_node", "fast_domain")
 KEYS = ("name", "gpu", *COUNTS, *LINKS)
 GPU_RATES = ("bf16_flops", "memory_bytes_per_s")
@@ -95,7 +93,6 @@ def _count(value: object, key: str, source: str) -> int:
 
 
 def _number(value: object, key: str, source: str) -> float:
-    # True is an int to Python, but no rate.
     if not isinstance(value, int | float) or value is True or not 0 < value < MAX_NUMBER:
         raise UsageError(f"{source}: {key} must be a number above 0, but got {reprlib.repr(value)}", hint="change it")
     return float(value)
@@ -114,8 +111,7 @@ def _refuse_unknown(table: Table, known: tuple[str, ...], kind: str) -> None:
 
 
 def _refuse_missing(table: Table, needed: list[str] | tuple[str, ...], source: str) -> None:
-    missing = [key for key in needed if table.get(key) is None]
-    if missing:
+    if missing := [key for key in needed if table.get(key) is None]:
         raise UsageError(f"{source} must have {', '.join(missing)}, but has not", hint="add what is missing")
 
 
@@ -143,8 +139,8 @@ def _table(text: str, path: Path) -> Table:
 LOCAL = "local"
 FILE_ENDINGS = (".toml", ".json", ".txt")
 _SPELLINGS = (
-    re.compile(r"(?P<gpu>[a-z0-9].*?)\s*[x*×:]\s*(?P<count>[0-9]{1,7})", re.ASCII),
-    re.compile(r"(?P<count>[0-9]{1,7})\s*[x*×]?\s*(?P<gpu>[a-z0-9].*)", re.ASCII),
+    re.compile(r"(?P<gpu>[a-z0-9].*?)\s*[x*×:]\s*(?P<count>[0-9]{1,7})"),
+    re.compile(r"(?P<count>[0-9]{1,7})\s*[x*×]?\s*(?P<gpu>[a-z0-9].*)"),
 )
 
 
@@ -157,29 +153,27 @@ def load_cluster(text: str) -> ClusterSpec:
     name = text.strip()
     if name.lower() == LOCAL:
         return local_cluster()
-    spelled = _spelled(name.lower())
-    if spelled:
+    if spelled := _spelled(name.lower()):
         return catalog_cluster(*spelled)
-    path = _path(name)
-    if path is not None:
+    if path := _path(name):
         return read_cluster(path)
     raise _unknown(name)
 
 
 def names_one_node(text: str) -> bool:
-    """Tell whether `text` is a file with what nvidia-smi says of one machine and its GPUs."""
+    """Tell whether `text` is a file with what nvidia-smi printed on one machine."""
     name = text.strip()
     path = None if name.lower() == LOCAL or _spelled(name.lower()) else _path(name)
     return path is not None and bool(listed_gpus(_text(path)))
 
 
 def names_catalog_cluster(text: str) -> bool:
-    """Tell whether `text` is a known GPU and a count, which mean the same on every machine."""
+    """Tell whether `text` is a known GPU and a count, which mean the same everywhere."""
     return _spelled(text.strip().lower()) is not None
 
 
 def catalog_cluster(gpu: str, num_gpus: int) -> ClusterSpec:
-    """Return so many of the catalog's GPUs, in their usual machines."""
+    """Return the cluster of `num_gpus` of the catalog's GPUs in their usual machines."""
     gpu = gpu_name(gpu)
     name, fields = f"{gpu}x{num_gpus}", node_fields(gpu)
     counts = {"num_gpus": num_gpus, "gpus_per_node": fields.pop("gpus_per_node")}
@@ -204,7 +198,7 @@ def _matches(name: str) -> list[re.Match[str]]:
 
 
 def _path(name: str) -> Path | None:
-    """Return the file that `name` is, or that it must be by its looks."""
+    """Return the file that `name` is or looks like."""
     try:
         path = Path(name).expanduser()
         if name and (path.is_file() or "/" in name or name.lower().endswith(FILE_ENDINGS)):

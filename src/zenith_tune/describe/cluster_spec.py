@@ -9,16 +9,16 @@ from zenith_tune.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """Hold what one kind of GPU offers, as its maker states it; dense rates, without sparsity."""
+    """A kind of GPU, as its maker states it; dense rates, without sparsity."""
 
     name: str
     memory_bytes: int
     bf16_flops: float
     fp8_flops: float = 0.0
-    """0 where the GPU has none."""
+    """0 where the GPU has no such unit."""
     fp4_flops: float = 0.0
     fp32_flops: float = 0.0
-    """Vector rate outside the matrix units."""
+    """Vector rate, outside the matrix units."""
     memory_bytes_per_s: float
 
     def matrix_flops(self, precision: str) -> float:
@@ -33,28 +33,29 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """Hold one class of link: what one GPU can send over it, one way, and what each message waits."""
+    """One class of link."""
 
     bytes_per_s: float
+    """One GPU's share, one way."""
     latency_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Hold a cluster of one kind of GPU."""
+    """A cluster of one kind of GPU."""
 
     name: str
     gpu: GpuSpec
     num_gpus: int
     gpus_per_node: int
     fast_domain: int
-    """GPUs that reach one another over `fast_link`: a node with NVLink, a rack of GB200; 1 where there is none."""
+    """GPUs joined by `fast_link`: a node with NVLink, a rack of GB200; 1 where there is none."""
     fast_link: LinkSpec
-    """Inside a fast domain: NVLink, xGMI."""
+    """The link inside a fast domain: NVLink, xGMI."""
     node_link: LinkSpec
-    """Inside a node but outside a fast domain: PCIe."""
+    """The link inside a node but outside a fast domain: PCIe."""
     network: LinkSpec
-    """Between nodes, one GPU's share."""
+    """The link between nodes."""
 
     @property
     def num_nodes(self) -> int:
@@ -66,13 +67,13 @@ def refuse_counts(source: str, *, num_gpus: int, gpus_per_node: int, fast_domain
     """Raise for numbers that cannot be those of one cluster."""
     if num_gpus < 1 or (num_gpus > gpus_per_node and num_gpus % gpus_per_node):
         problem = f"the number of GPUs must fill nodes of {gpus_per_node}, or be less than one of them"
-        raise UsageError(f"{source}: {problem}, but got {num_gpus}: {_nearest(num_gpus, gpus_per_node)}")
+        below = num_gpus // gpus_per_node * gpus_per_node
+        fix = f"take {below} or {below + gpus_per_node}" if below else f"take from 1 to {gpus_per_node}"
+        raise UsageError(f"{source}: {problem}, but got {num_gpus}: {fix}")
     small, large = sorted((gpus_per_node, fast_domain))
     if large % small:
-        problem = (
-            f"fast_domain must divide gpus_per_node or be a multiple of it, but got {fast_domain} and {gpus_per_node}"
-        )
-        raise UsageError(f"{source}: {problem}", hint="change one of them")
+        problem = "fast_domain must divide gpus_per_node or be a multiple of it"
+        raise UsageError(f"{source}: {problem}, but got {fast_domain} and {gpus_per_node}", hint="change one of them")
 
 
 def even_domain(num_gpus: int, gpus_per_node: int, fast_domain: int) -> int:
@@ -85,8 +86,3 @@ def even_domain(num_gpus: int, gpus_per_node: int, fast_domain: int) -> int:
         return fast_domain
     sizes = range(gpus_per_node, fast_domain + 1, gpus_per_node)
     return max(size for size in sizes if num_gpus % size == 0)
-
-
-def _nearest(num_gpus: int, gpus_per_node: int) -> str:
-    below = num_gpus // gpus_per_node * gpus_per_node
-    return f"take {below} or {below + gpus_per_node}" if below else f"take from 1 to {gpus_per_node}"

@@ -17,49 +17,51 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 LANGUAGE_PARTS = ("text_config", "thinker_config", "llm_config", "language_config", "language_model", "lm_config")
 OTHER_PARTS = ("vision", "visual", "vit", "image", "img", "video", "audio", "speech", "talker", "wav", "encoder")
-"""A nested config whose name holds one of these is not the language model."""
+"""Parts of names of nested configs that are not the language model."""
 SUB_PARTS = ("attn_config", "ffn_config")
 FILE_NAME = "config.json"
 MAX_BYTES = 16 * MIB
-"""The longest configs there are hold some hundred kilobytes; weights that are given by mistake hold gigabytes."""
+"""Larger than any config, and smaller than weights that are given by mistake."""
 MAX_COUNT = 10**9
-"""No model has more of anything; beyond, sums of bytes would leave what floats can hold."""
+"""More than any model has of anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigJson:
-    """Hold a config.json or one part of it, with where it came from and what else its reader may do."""
+    """A config.json or one part of it."""
 
     values: Json
     source: str
     """The file, or the Hugging Face id."""
     otherwise: str
-    """What to do where the config cannot be fixed."""
+    """What else a user can do, for error messages."""
 
     def refuse(self, problem: str) -> ModelConfigError:
         """Return the error for a config with this problem."""
         return ModelConfigError(f"{self.source}{problem}", hint=f"fix it, {self.otherwise}")
 
-    def language_part(self) -> ConfigJson | None:
-        """Return the nested config that describes the language model, or this one where it does."""
+    def language_part(self) -> ConfigJson:
+        """Return the nested config that describes the language model, or this one where there is none."""
         part = _language_part(self.values)
-        return None if part is None else replace(self, values=part)
+        return self if part is None else replace(self, values=part)
 
-    def count(self, *keys: str) -> int | None:
+    def count(self, *keys: str, least: int = 1) -> int | None:
         """Return the first of `keys` that the config has, or None; a value that is no count is an error."""
         parts = (self.values.get(name) for name in SUB_PARTS)
         for scope in (self.values, *(part for part in parts if isinstance(part, dict))):
             for key in keys:
-                if scope.get(key) is not None:
-                    return self._checked(key, scope[key])
+                if (value := scope.get(key)) is None:
+                    continue
+                if type(value) is not int or not least <= value <= MAX_COUNT:
+                    problem = f"{key} must be a whole number from {least} to {MAX_COUNT}"
+                    raise self.refuse(f": {problem}, but got {reprlib.repr(value)}")
+                return value
         return None
 
     def size(self, key: str, default: int = 0) -> int:
         """Return a count that may also be 0, or `default` where the config does not have it."""
-        value = self.values.get(key)
-        if type(value) is int and value == 0:
-            return 0
-        return default if value is None else self._checked(key, value)
+        value = self.count(key, least=0)
+        return default if value is None else value
 
     def flag(self, key: str) -> bool | None:
         """Return what the config says of `key`, or None; a value that is neither true nor false is an error."""
@@ -79,16 +81,9 @@ class ConfigJson:
 
     def num_experts(self) -> int | None:
         """Return how many experts there are, or None for a model that is not a mixture of experts."""
-        # A dense model of a family that also has mixtures writes 0 here.
-        dense = {key: None for key in EXPERTS if type(self.values.get(key)) is int and self.values[key] == 0}
-        num_experts = replace(self, values={**self.values, **dense}).count(*EXPERTS)
-        return None if num_experts == 1 else num_experts
-
-    def _checked(self, key: str, value: object) -> int:
-        if type(value) is not int or not 1 <= value <= MAX_COUNT:
-            problem = f"{key} must be a whole number from 1 to {MAX_COUNT}"
-            raise self.refuse(f": {problem}, but got {reprlib.repr(value)}")
-        return value
+        # A dense model of a family that also has mixtures writes 0 or 1 here.
+        num_experts = self.count(*EXPERTS, least=0) or 0
+        return num_experts if num_experts > 1 else None
 
 
 def find_local(model: str, otherwise: str) -> Path | None:
@@ -101,9 +96,8 @@ def find_local(model: str, otherwise: str) -> Path | None:
         path = Path(model).expanduser()
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError) as error:
-        raise ModelConfigError(
-            f"model {model!r} cannot be looked up ({error})", hint=f"check the path, {otherwise}"
-        ) from None
+        problem = f"model {model!r} cannot be looked up ({error})"
+        raise ModelConfigError(problem, hint=f"check the path, {otherwise}") from None
 
 
 def config_path(path: Path) -> Path:
@@ -129,22 +123,11 @@ def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
         raise ModelConfigError(problem, hint=f"add it, {otherwise}") from None
     except OSError as error:
         raise empty.refuse(f" cannot be read ({error.strerror})") from None
-    except RecursionError:
-        raise too_deep(empty) from None
     except ValueError as error:
-        raise _not_json(empty, " ".join(str(error).split())) from None
+        raise empty.refuse(f" must be a config.json in JSON, but is not ({' '.join(str(error).split())})") from None
     if not isinstance(values, dict):
         raise empty.refuse(f" must be a JSON object, but is a {type(values).__name__}")
     return replace(empty, values=values)
-
-
-def too_deep(config: ConfigJson) -> ModelConfigError:
-    """Return the error for a config that is nested deeper than Python can follow."""
-    return _not_json(config, "nested too deep")
-
-
-def _not_json(config: ConfigJson, reason: str) -> ModelConfigError:
-    return config.refuse(f" must be a config.json in JSON, but is not ({reason})")
 
 
 def _language_part(config: Json) -> Json | None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import functools
-import reprlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.describe.catalog import read_catalog
-from zenith_tune.describe.config_json import HEADS, LAYERS, ConfigJson, too_deep
+from zenith_tune.describe.config_json import HEADS, LAYERS, ConfigJson
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Hold a family's parts; the defaults are Llama's."""
+    """What the models of one family have in common; the defaults are Llama's."""
 
     gated_mlp: bool | None = True
     """None where the activation decides."""
     tied_embeddings: bool = False
-    """Where the config has no tie_word_embeddings, which is written only where it differs from the family's."""
+    """The default where the config has no tie_word_embeddings."""
     norm_bias: bool = False
     linear_bias: bool = False
     qkv_bias: bool = False
@@ -32,9 +31,9 @@ class Family:
     router_bias: bool = False
     shared_gate: bool = False
     shared_expert: bool = False
-    """One shared expert as wide as the others, without a key that says so."""
+    """One shared expert as wide as the others, which no key of the config states."""
     dense_ffn_key: str = "intermediate_size"
-    """What a dense layer's width is called where experts are many."""
+    """The key of a dense layer's width in a mixture of experts."""
 
 
 KEYS = {
@@ -52,7 +51,7 @@ PLAIN = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededKeys:
-    """Ask a config for counts and note those that it does not have."""
+    """The counts that a config must have, with those that are missing."""
 
     config: ConfigJson
     missing: list[str] = field(default_factory=list)
@@ -83,7 +82,7 @@ def expert_fields(keys: NeededKeys, family: Family, num_experts: int) -> dict[st
     width = keys.need(*WIDTH)
     shared = config.count(*SHARED_WIDTH)
     if shared is None:
-        shared = width * (num_shared_experts(config) or int(family.shared_expert))
+        shared = width * (max(config.size(key) for key in NUM_SHARED) or int(family.shared_expert))
     return {
         "num_experts": num_experts,
         "top_k": keys.need(*TOP_K),
@@ -95,40 +94,23 @@ def expert_fields(keys: NeededKeys, family: Family, num_experts: int) -> dict[st
     }
 
 
-def num_shared_experts(config: ConfigJson) -> int:
-    """Return how many experts every token passes through."""
-    return max(config.size(key) for key in NUM_SHARED)
-
-
 def num_dense_layers(config: ConfigJson) -> int:
     """Return how many layers without experts come first; a config that has others among the rest is refused."""
     for key in STEPS:
         if config.size(key, default=1) != 1:
             raise _mixed(config, key)
-    return max(config.size("first_k_dense_replace"), _listed(config), _pattern(config))
-
-
-def _listed(config: ConfigJson) -> int:
-    """Return how many layers Qwen's list of dense layers names."""
-    layers = config.values.get("mlp_only_layers") or []
-    if not isinstance(layers, list) or layers != list(range(len(layers))):
+    listed = config.values.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or listed != list(range(len(listed))):
         raise _mixed(config, "mlp_only_layers")
-    return len(layers)
-
-
-def _pattern(config: ConfigJson) -> int:
-    """Return how many layers come before those with experts in a list of zeros and ones."""
     pattern = config.values.get("moe_layer_freq", 1)
-    if pattern in (1, None):
-        return 0
-    if not isinstance(pattern, list) or pattern != sorted(pattern, key=str) or not set(map(str, pattern)) <= {"0", "1"}:
+    zeros = pattern.count(0) if isinstance(pattern, list) else 0
+    if pattern not in (1, None) and (not zeros or pattern != [0] * zeros + [1] * (len(pattern) - zeros)):
         raise _mixed(config, "moe_layer_freq")
-    return pattern.count(0)
+    return max(config.size("first_k_dense_replace"), len(listed), zeros)
 
 
 def _mixed(config: ConfigJson, key: str) -> Exception:
-    value = reprlib.repr(config.values.get(key))
-    return config.refuse(f": {key} must leave layers without experts to the beginning alone, but is {value}")
+    return config.refuse(f": {key} must name leading dense layers only, but is {config.values.get(key)!r}")
 
 
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "hidden_dim")
@@ -139,33 +121,28 @@ POSITIONS = ("n_positions", "max_position_embeddings", "max_seq_len")
 ACTIVATION = ("hidden_act", "activation_function", "hidden_activation", "activation")
 OTHERWISE = "or name a model of the catalog, such as llama3-8b"
 OTHER_LAYERS = ("mamba", "ssm_", "linear_num_", "hybrid_", "lru_", "time_mix", "state_size", "rwkv")
-"""Beginnings of keys of layers that are neither attention nor feed-forward."""
+"""Prefixes of keys that only models with other layers than attention and feed-forward have."""
 
 
 def model_spec_from_config(config: dict[str, Any], source: str, otherwise: str = OTHERWISE) -> ModelSpec:
     """Return the shape that a config.json describes; `source` names it in errors and becomes the model's name."""
-    whole = ConfigJson(values=config, source=source, otherwise=otherwise)
-    try:
-        part = whole.language_part() or whole
-        return _spec(replace(part, values={**_inherited(whole, part), **part.values}))
-    except RecursionError:
-        raise too_deep(whole) from None
-
-
-def _inherited(whole: ConfigJson, part: ConfigJson) -> dict[str, Any]:
-    """Return what a nested language model takes from the whole where it does not say it itself."""
-    keys = ("model_type", "tie_word_embeddings")
-    return {} if part.values is whole.values else {key: whole.values[key] for key in keys if key in whole.values}
+    part = ConfigJson(values=config, source=source, otherwise=otherwise).language_part()
+    inherited: dict[str, Any] = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
+    return _spec(replace(part, values={**inherited, **part.values}))
 
 
 def _spec(config: ConfigJson) -> ModelSpec:
     _refuse_other_kinds(config)
     family, keys = _family(config), NeededKeys(config=config)
     hidden, num_experts = keys.need(*HIDDEN), config.num_experts()
-    fields = _attention_fields(keys, hidden)
+    heads = keys.need(*HEADS)
     experts = expert_fields(keys, family, num_experts) if num_experts else {}
     has_dense_layers = not experts or experts["num_dense_layers"] > 0
-    fields |= experts | {
+    fields: dict[str, Any] = experts | {
+        "num_heads": heads,
+        "num_kv_heads": config.query_groups() or heads,
+        "head_dim": _head_dim(keys, hidden, heads),
+        "latent_attention": _latent_attention(keys),
         "num_layers": keys.need(*LAYERS),
         "vocab": keys.need(*VOCAB),
         "ffn_hidden": _ffn(keys, family, hidden, is_needed=has_dense_layers),
@@ -180,22 +157,11 @@ def _spec(config: ConfigJson) -> ModelSpec:
     return spec
 
 
-def _attention_fields(keys: NeededKeys, hidden: int) -> dict[str, Any]:
-    heads = keys.need(*HEADS)
-    return {
-        "num_heads": heads,
-        "num_kv_heads": keys.config.query_groups() or heads,
-        "head_dim": _head_dim(keys, hidden, heads),
-        "latent_attention": _latent_attention(keys),
-    }
-
-
 def _family(config: ConfigJson) -> Family:
     """Return the family's parts, with what the config itself says of them."""
     family = _known_families().get(str(config.values.get("model_type")), Family(gated_mlp=None))
-    stated: dict[str, Any] = {
-        part: value for part, keys in KEYS.items() if (value := _first_flag(config, keys)) is not None
-    }
+    flags = {part: [flag for key in keys if (flag := config.flag(key)) is not None] for part, keys in KEYS.items()}
+    stated: dict[str, Any] = {part: found[0] for part, found in flags.items() if found}
     if stated.get("qkv_bias") and config.flag("mlp_bias"):
         stated["linear_bias"] = True
     return replace(family, **(stated | _mpt_parts(config)))
@@ -206,10 +172,6 @@ def _known_families() -> dict[str, Family]:
     """Return the families of the catalog by model type."""
     entries = [dict(entry) for entry in read_catalog("config_families").values()]
     return {name: Family(**entry) for entry in entries for name in entry.pop("model_types")}
-
-
-def _first_flag(config: ConfigJson, keys: tuple[str, ...]) -> bool | None:
-    return next((flag for key in keys if (flag := config.flag(key)) is not None), None)
 
 
 def _mpt_parts(config: ConfigJson) -> dict[str, Any]:
@@ -242,8 +204,9 @@ def _head_dim(keys: NeededKeys, hidden: int, heads: int) -> int:
     mla_dim = keys.config.count("v_head_dim") if keys.config.count("kv_lora_rank") else None
     if mla_dim:
         return mla_dim
-    fits = heads and hidden % heads == 0
-    return keys.need(*HEAD_DIM, otherwise=hidden // heads if fits else int(not heads))
+    if not heads:
+        return 0  # noted as missing already
+    return keys.need(*HEAD_DIM, otherwise=0 if hidden % heads else hidden // heads)
 
 
 def _latent_attention(keys: NeededKeys) -> LatentAttention | None:

@@ -1,4 +1,4 @@
-"""What a training framework does with memory and time, as its code says; nothing here is fitted."""
+"""Facts about a training framework's memory and time, taken from its code; nothing here is fitted."""
 
 from __future__ import annotations
 
@@ -13,112 +13,113 @@ from zenith_tune.errors import UnknownNameError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Hold what one layer keeps, or needs for a while, per token: bytes per unit of each width."""
+    """Bytes that one layer keeps or needs temporarily, per token and unit of each width."""
 
     attention_hidden: float = 4.0
-    """Per hidden unit, around attention: the input of the norm and of the projections. Sequence parallelism cuts it."""
+    """Bytes per hidden unit around attention: the inputs of norm and projections, split by sequence parallelism."""
     whole: float = 0.0
-    """Per hidden unit, of what sequence parallelism does not cut: inputs kept as they were gathered."""
+    """Bytes per hidden unit that sequence parallelism does not split: inputs kept as gathered."""
     query: float = 2.0
     key_value: float = 2.0
-    """Per unit of keys and values together."""
+    """Bytes per unit of keys and values together."""
     value: float = 2.0
-    """Per unit of the attention's output, which its projection reads."""
+    """Bytes per unit of the attention's output, which its projection reads."""
     heads: float = 4.0
-    """Per head: the logarithms that flash attention keeps; none without it."""
+    """Bytes per head: the logarithms that flash attention keeps; none without it."""
     scores: float = 2.0
-    """Per head and key position; none with flash attention."""
+    """Bytes per head and key position; none with flash attention."""
     mlp_hidden: float = 4.0
-    """Per hidden unit, around the feed-forward part. Sequence parallelism cuts it."""
+    """Bytes per hidden unit around the feed-forward part, split by sequence parallelism."""
     ffn_gated: float = 6.0
-    """Per unit of the feed-forward width where it has three matrices."""
+    """Bytes per unit of the feed-forward width with three matrices."""
     ffn_plain: float = 4.0
+    """Bytes per unit of the feed-forward width with two matrices."""
     expert_hidden: float = 2.0
-    """Per hidden unit and chosen expert: the dispatched tokens."""
+    """Bytes per hidden unit and chosen expert: the dispatched tokens."""
     router: float = 0.0
-    """Per expert: logits, probabilities and maps of the router."""
+    """Bytes per expert: logits, probabilities and maps of the router."""
     qk_norm: float = 0.0
-    """Per unit of queries and keys, where they are normed."""
+    """Bytes per unit of queries and keys, where they are normed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBytes:
-    """Hold what the output layer and the loss need per token, in bytes per unit of each width."""
+    """Bytes that the output layer and the loss need, per token and unit of each width."""
 
     hidden: float = 4.0
-    """The final norm's input and output."""
+    """Bytes per hidden unit: the final norm's input and output."""
     forward_hidden: float = 0.0
-    """What the loss going forward holds per hidden unit beside that."""
+    """Further bytes per hidden unit while the loss is computed."""
     forward_vocab: float = 6.0
-    """Logits and their copies while the loss is computed."""
+    """Bytes per logit while the loss is computed: logits and their copies."""
     backward_vocab: float = 6.0
-    """The same when the gradient of the logits is computed."""
+    """Bytes per logit while its gradient is computed."""
     weight_gradient: float = 0.0
-    """Per parameter of the output layer: its gradient before it is added to the accumulated one."""
+    """Bytes per parameter of the output layer: its gradient before accumulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkSpec:
-    """Hold the facts of one framework that the estimates need."""
+    """The facts about one framework that the estimates need."""
 
     name: str
     weight_bytes: float = 2.0
     """Bytes per parameter of the weights that forward and backward read."""
     gradient_bytes: float = 4.0
-    """Bytes per parameter of the gradients that are accumulated over the micro-batches."""
+    """Bytes per parameter of the accumulated gradients."""
     reduced_gradient_bytes: float = 2.0
-    """Bytes per parameter that the data-parallel ranks exchange of the gradients."""
+    """Bytes per parameter of the gradients that data-parallel ranks exchange."""
     optimizer_bytes: float = 12.0
-    """Bytes per parameter of what the optimizer keeps: a master copy and two moments in fp32."""
+    """Bytes per parameter of the optimizer: a master copy and two moments in fp32."""
     step_bytes: float = 0.0
-    """Bytes per updated parameter that the optimizer's step needs for its while."""
+    """Temporary bytes per updated parameter of the optimizer's step."""
     bucket_bytes: float = 0.0
-    """Bytes per parameter of buckets beside the gradients, in which unsharded ones are reduced."""
+    """Bytes per parameter of the separate buckets in which unsharded gradients are reduced."""
     sync_bytes: float = 0.0
-    """Bytes per parameter that reducing sharded gradients needs for its while, whatever the sharding."""
+    """Temporary bytes per unsharded parameter of reducing sharded gradients."""
     cast_bytes: float = 0.0
-    """Bytes per parameter of a matrix of its half-precision copy that autocast keeps for the backward pass."""
+    """Bytes per matrix parameter of the half-precision copy that autocast keeps for the backward pass."""
     frees_gradients: bool = False
-    """Whether gradients are freed after each step, so that the next one begins with their room empty."""
+    """Whether gradients are freed after each step."""
     vocab_multiple: int = 1
-    """What each rank's share of the vocabulary is padded to a multiple of."""
+    """Multiple to which each rank's share of the vocabulary is padded."""
     pipeline_split: str = "even"
-    """even: the same number of layers everywhere; cost: dealt by cost, as nanotron does."""
+    """even: the same number of layers everywhere; cost: balanced by cost, as nanotron does."""
     expands_key_values: bool = False
-    """Whether unfused attention repeats keys and values for every query head, and keeps what they are cut of."""
+    """Whether unfused attention repeats keys and values for every query head and keeps the projection."""
     gather_bytes: float = 0.0
-    """Bytes per hidden unit and token of the whole sequence that sequence parallelism gathers into, once per rank."""
+    """Bytes per hidden unit and token of the buffer into which sequence parallelism gathers, one per rank."""
     lingering_bytes: float = 0.0
-    """Bytes per hidden unit and token that each layer gathers and frees, but that stay allocated until the GPU is done.
+    """Bytes per hidden unit and token that a layer frees but that stay allocated until the GPU is done.
 
-    The memory of a tensor that another stream uses is not given out again before that stream has come past it
-    (torch.Tensor.record_stream): where the host runs ahead, what it has freed adds up.
+    The memory of a tensor in use by another stream is only reused after it (torch.Tensor.record_stream): where the
+    host runs ahead, freed tensors accumulate.
     """
     waiting_gpus: float = math.inf
-    """Number of GPUs from which on every message between nodes waits, and the host with it."""
+    """Least number of GPUs at which every message between nodes waits, and the host with it."""
     unsharded_waiting_gpus: float = math.inf
-    """The same for pipelines whose gradients are all-reduced."""
+    """Least number of GPUs at which they wait in pipelines whose gradients are all-reduced."""
     mask_bytes: float = 0.0
     """Bytes per sample and pair of positions of the attention mask; none with flash attention."""
     score_buffer: float = 0.0
-    """Bytes per head and pair of positions of a buffer for scores that stays allocated; none with flash attention."""
+    """Bytes per head and pair of positions of a permanent buffer for scores; none with flash attention."""
     boundary_bytes: float = 0.0
-    """Bytes per hidden unit and token that a stage keeps of each micro-batch in flight for its neighbours."""
+    """Bytes per hidden unit and token that a stage keeps for its neighbours, per micro-batch in flight."""
     selective_share: float = 0.0
-    """What selective recomputation keeps of a layer, as a share; 0 where it recomputes the core of attention alone."""
+    """Share of a layer that selective recomputation keeps; 0 where it recomputes only the core of attention."""
     checkpoint_bytes: float = 2.0
-    """Bytes per hidden unit of the input that full recomputation keeps of a layer."""
+    """Bytes per hidden unit of the layer input that full recomputation keeps."""
     table_bytes: float = 0.0
-    """Bytes per position and unit of a head that each layer keeps whatever the micro-batch: cosines and sines."""
+    """Bytes per position and head unit of each layer's cosines and sines, whatever the micro-batch."""
     narrow_input_bytes: float = 0.0
-    """Bytes per unit by which the kept input of a product is smaller where products are of 8 bits or fewer."""
+    """Bytes per unit saved on the kept input of a product of 8 bits or fewer."""
     narrow_weight_bytes: float = 0.0
-    """Bytes per parameter of a matrix of the quantised copies that are cached there beside weights in bf16."""
+    """Bytes per matrix parameter of the quantised copies that are cached next to bf16 weights."""
     variant: str = ""
-    """The entry for another state of the framework; measured runs may be in either and do not say in which."""
+    """The catalog entry for another state of the framework; measured runs do not state which one they are in."""
     saved: LayerBytes = field(default_factory=LayerBytes)
     working: LayerBytes = field(default_factory=LayerBytes)
-    """What the backward pass of one layer needs beside what was saved, at its attention and its feed-forward part."""
+    """What the backward pass of one layer needs in addition to what was saved."""
     head: HeadBytes = field(default_factory=HeadBytes)
 
 

@@ -1,4 +1,4 @@
-"""GPUs by name: what the catalog knows of each, and of the machine that it usually comes in."""
+"""GPUs by name: the catalog's figures for each, and for the machine that it usually comes in."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gpu_name(text: str) -> str:
 
 
 def match_gpu(driver_name: str) -> str | None:
-    """Return the catalog's name for the GPU that the driver calls so.
+    """Return the catalog's name for the GPU of this driver name.
 
     >>> match_gpu("NVIDIA A100-SXM4-40GB"), match_gpu("Voodoo 2")
     ('a100-40', None)
@@ -48,7 +48,7 @@ def match_gpu(driver_name: str) -> str | None:
 
 
 def gpu_spec(name: str) -> GpuSpec:
-    """Return the catalog's GPU of this very name."""
+    """Return the GPU of the catalog with exactly this name."""
     entry = _entries()[name]
     rates = {key: float(entry[key]) for key in entry if key.endswith("_flops") or key == "memory_bytes_per_s"}
     return GpuSpec(name=name, memory_bytes=round(entry["memory_gib"] * GIB), **rates)

@@ -7,19 +7,18 @@ from pathlib import Path
 
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
+from zenith_tune.units import MIB
 
-_HOST = re.compile(r"^(\S+)\s+slots=(\d+)(?=\s|#|$)", re.ASCII)
-_MAX_SLOTS = 999_999
-_MAX_BYTES = 1 << 20
+_HOST = re.compile(r"(\S+)\s+slots=([0-9]{1,6})(?=\s|#|$)")
 
 
 def read_hostfile(path: str) -> dict[str, int]:
-    """Return the slots of each host, in the order of the file; raises OSError where it cannot be read."""
-    return parse_hostfile(read_regular(Path(path), _MAX_BYTES).decode("utf-8", errors="replace"), path)
+    """Return the slots of each host, in the order of the file; raise OSError where it cannot be read."""
+    return parse_hostfile(read_regular(Path(path), MIB).decode("utf-8", errors="replace"), path)
 
 
 def parse_hostfile(text: str, path: str) -> dict[str, int]:
-    """Return the slots of each host that the text names; `path` is what a message calls it.
+    """Return the slots of each host in a text; `path` is its name in messages.
 
     >>> parse_hostfile("n1 slots=8\\n# spare\\nn2 slots=4\\n", "hosts")
     {'n1': 8, 'n2': 4}
@@ -36,8 +35,5 @@ def parse_hostfile(text: str, path: str) -> dict[str, int]:
         if match[1] in found:
             problem = f"a hostfile must name each host once, but line {number} of {path} is a duplicate of"
             raise UsageError(f"{problem} {match[1][:80]!r}", hint="take one out")
-        if len(match[2]) > len(str(_MAX_SLOTS)):
-            problem = f"a host must have at most {_MAX_SLOTS} slots"
-            raise UsageError(f"{problem}, but line {number} of {path} gives {match[2][:40]}: correct it")
         found[match[1]] = int(match[2])
     return found

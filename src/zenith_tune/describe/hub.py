@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zenith_tune.describe.config_json import FILE_NAME
@@ -23,10 +22,10 @@ HINT = "give a local path as model=, or leave model out and give num_layers= and
 
 
 def fetch_config(model_id: str, hint: str = HINT) -> Path:
-    """Return the path of a model's config.json, fetched from the hub or taken from the hub's cache on this machine.
+    """Return the path of a model's config.json, fetched from the hub or found in the hub's cache on this machine.
 
     HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE and tokens count as everywhere; ZENITHTUNE_HUB_TIMEOUT_S is the deadline.
-    `hint` says what else the caller takes.
+    `hint` is what else the caller accepts.
     """
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -34,34 +33,21 @@ def fetch_config(model_id: str, hint: str = HINT) -> Path:
         problem = f"model {model_id!r} is no local path, and fetching it needs huggingface_hub, which is not installed"
         raise ModelConfigError(f"{problem}: pip install 'zenith-tune[hub]', or {hint}") from None
     timeout_s = _timeout_s()
-    _refuse_id(model_id, hint)
-    trouble: list[str] = []
     try:
+        cached = try_to_load_from_cache(model_id, FILE_NAME)
         if (reason := _refused()) is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return _within(timeout_s, model_id, trouble)
+            with warnings.catch_warnings(action="ignore"):
+                return _within(timeout_s, model_id)
         failure = ModelConfigError(f"{_unreachable(model_id)} ({reason})", hint=f"go online, or {hint}")
     except queue.Empty:
-        # A hub that cannot be reached is retried for over a minute before the cache is looked at.
-        failure = _too_slow(model_id, timeout_s, trouble, hint)
+        # The hub's client retries for over a minute before it looks at its cache.
+        problem = f"model {model_id!r}: the hub at {_endpoint()} did not answer within {timeout_s:g} s"
+        failure = ModelConfigError(problem, hint=f"raise {TIMEOUT_VARIABLE}, or {hint}")
     except Exception as error:  # the hub's own errors, and whatever its HTTP library raises
         raise ModelConfigError(_explain(error, model_id, hint)) from error
-    cached = try_to_load_from_cache(model_id, FILE_NAME)
     if isinstance(cached, str):
         return Path(cached)
     raise failure
-
-
-def _refuse_id(model_id: str, hint: str) -> None:
-    """Refuse what cannot be an id before the hub, or its cache, is asked."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
-
-    try:
-        validate_repo_id(model_id)
-    except HFValidationError as error:
-        raise ModelConfigError(_explain(error, model_id, hint)) from None
 
 
 def _refused() -> str | None:
@@ -78,57 +64,50 @@ def _refused() -> str | None:
     try:
         socket.create_connection((address.hostname or "", port), timeout=_CONNECT_TIMEOUT_S).close()
     except TimeoutError:
-        return None  # slow, perhaps: the deadline judges that
+        return None  # it may only be slow, which the deadline decides
     except OSError as error:
         return _one_line(error)
     return None
 
 
 def _timeout_s() -> float:
-    text = os.environ.get(TIMEOUT_VARIABLE, "")
-    try:
-        timeout_s = float(text) if text else DEFAULT_TIMEOUT_S
-    except ValueError:
-        timeout_s = math.nan
-    if not 0 < timeout_s <= threading.TIMEOUT_MAX:
-        raise ModelConfigError(
-            f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, but got {text!r}", hint="change it"
-        )
-    return timeout_s
+    text = os.environ.get(TIMEOUT_VARIABLE) or str(DEFAULT_TIMEOUT_S)
+    with suppress(ValueError):
+        if 0 < (timeout_s := float(text)) <= threading.TIMEOUT_MAX:
+            return timeout_s
+    raise ModelConfigError(
+        f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, but got {text!r}", hint="change it"
+    )
 
 
-def _within(timeout_s: float, model_id: str, trouble: list[str]) -> Path:
-    """Download in a thread of its own, because nothing else ends the hub's retries; raise queue.Empty when too late."""
-    answers: queue.Queue[Path | Exception] = queue.Queue()
+def _within(timeout_s: float, model_id: str) -> Path:
+    """Download in a separate thread, because nothing else ends the hub's retries; raise queue.Empty when too late."""
+    from huggingface_hub import hf_hub_download
+
+    answers: queue.Queue[str | Exception] = queue.Queue()
 
     def work() -> None:
         try:
-            answers.put(_download(model_id, trouble))
-        except Exception as error:  # handed over to the thread that waits
+            with _quiet():
+                answers.put(hf_hub_download(model_id, FILE_NAME))
+        except Exception as error:  # raised in the thread that waits
             answers.put(error)
 
     threading.Thread(target=work, name="zenith-tune-hub", daemon=True).start()
     answer = answers.get(timeout=timeout_s)
     if isinstance(answer, Exception):
         raise answer
-    return answer
-
-
-def _download(model_id: str, trouble: list[str]) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    with _quiet(trouble):
-        return Path(hf_hub_download(model_id, FILE_NAME))
+    return Path(answer)
 
 
 @contextmanager
-def _quiet(trouble: list[str]) -> Iterator[None]:
-    """Keep the hub's progress bars and messages off the terminal, and note the messages in `trouble`."""
+def _quiet() -> Iterator[None]:
+    """Keep the hub's progress bars and messages off the terminal."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
     handlers, propagate, bars = logger.handlers, logger.propagate, not are_progress_bars_disabled()
-    logger.handlers, logger.propagate = [_Notes(trouble)], False
+    logger.handlers, logger.propagate = [logging.NullHandler()], False
     disable_progress_bars()
     try:
         yield
@@ -136,26 +115,6 @@ def _quiet(trouble: list[str]) -> Iterator[None]:
         logger.handlers, logger.propagate = handlers, propagate
         if bars:
             enable_progress_bars()
-
-
-class _Notes(logging.Handler):
-    """Keep messages in a list."""
-
-    def __init__(self, messages: list[str]) -> None:
-        super().__init__()
-        self.messages = messages
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-def _too_slow(model_id: str, timeout_s: float, trouble: list[str], hint: str) -> ModelConfigError:
-    errors = [message for message in trouble if "thrown while requesting" in message]
-    if errors:
-        reason = _one_line(errors[-1].partition(" thrown while requesting")[0])
-        return ModelConfigError(f"{_unreachable(model_id)} ({reason})", hint=f"go online, or {hint}")
-    problem = f"model {model_id!r}: the hub at {_endpoint()} did not answer within {timeout_s:g} s"
-    return ModelConfigError(problem, hint=f"raise {TIMEOUT_VARIABLE}, or {hint}")
 
 
 def _explain(error: Exception, model_id: str, hint: str) -> str:

@@ -9,7 +9,7 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
-"""Of matrix work."""
+"""Precisions of matrix products."""
 DISPATCHERS = ("alltoall", "flex")
 """How tokens reach experts on other ranks: NCCL's all-to-all, or kernels that send a token to a node once (DeepEP)."""
 
@@ -28,25 +28,25 @@ def is_narrow(precision: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Hold what every layout of one job shares; the global batch is a column of the layouts."""
+    """What every layout of one job shares; the global batch is a column of the layouts."""
 
     seq_len: int
     framework: FrameworkSpec
     precision: str = "bf16"
     """bf16, fp16, fp32, or the low-precision recipes fp8..., mxfp8, nvfp4."""
     dispatcher: str = "alltoall"
-    """One of DISPATCHERS; says nothing of a model without experts."""
+    """One of DISPATCHERS; unused for a model without experts."""
     gathers_fp8: bool = False
-    """Whether weights are kept in fp8 where the optimizer is sharded (--fp8-param-gather), and in nothing beside it."""
+    """Whether a sharded optimizer keeps the weights in fp8 alone (--fp8-param-gather)."""
     imbalance: float = 0.0
-    """Standard deviation of the loads of experts over their mean; 0 is balanced routing, with which studies measure."""
+    """Standard deviation of the experts' loads over their mean; 0 is balanced routing."""
     new_shapes: float = 0.0
-    """Share of micro-batches of a shape that the process has not met yet: 1 where samples are of many lengths."""
+    """Share of micro-batches of a new shape: 1 where samples have many lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSubject:
-    """Hold all that an estimate needs besides the layout."""
+    """All that an estimate needs besides the layout."""
 
     model: ModelSpec
     cluster: ClusterSpec

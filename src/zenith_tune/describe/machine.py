@@ -21,8 +21,8 @@ from zenith_tune.errors import UsageError
 
 SAVE = "(nvidia-smi -L; nvidia-smi topo -m) > FILE"
 DESCRIBE = "describe the cluster in a TOML file with gpu, num_gpus and its links"
-_LISTED = re.compile(r"^GPU [0-9]+: (.+?)(?: \(UUID: [^)\n]*\))?[ \t\r]*$", re.ASCII | re.MULTILINE)
-_MATRIX = re.compile(r"^GPU0[ \t]", re.ASCII | re.MULTILINE)
+_LISTED = re.compile(r"^GPU [0-9]+: (.+?)(?: \(UUID: [^)\n]*\))?[ \t\r]*$", re.MULTILINE)
+_MATRIX = re.compile(r"^GPU0[ \t]", re.MULTILINE)
 
 
 def is_machine(text: str) -> bool:
@@ -45,11 +45,11 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
         problem = f"{source} must have whole GPUs to train on, but GPU {cut[0]} is cut into MIG instances"
         raise UsageError(f"{problem}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
     gpu = _one_kind(names, source)
-    # The list is left out of what is parsed as a matrix; a machine with one GPU needs none.
+    # The list is no part of the matrix, and a machine with one GPU needs none.
     topology = parse_topology(_LISTED.sub("", text), source) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
         problem = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
-        raise UsageError(f"{problem}, but has {topology.num_gpus}", hint=f"save it anew with `{SAVE}`")
+        raise UsageError(f"{problem}, but has {topology.num_gpus}", hint=f"save it again with `{SAVE}`")
     usual = node_fields(gpu)
     alone = {"gpus_per_node": 1, "fast_domain": 1, "fast_link": usual["node_link"]}
     fields = {**usual, **(links_of(gpu, topology, usual) if topology else alone)}
@@ -76,7 +76,7 @@ def _quoted(names: list[str]) -> str:
 
 
 TIMEOUT_S = 30.0
-"""A machine with eight GPUs and no persistence daemon takes some ten seconds; a broken driver takes for ever."""
+"""Eight GPUs without a persistence daemon take some ten seconds; a broken driver never answers."""
 HINT = "name the cluster instead, such as h100x8, or give a file"
 
 
@@ -106,8 +106,8 @@ def nvidia_smi(*args: str, timeout_s: float) -> str:
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
-    """Run a command and return its status and output; one that is too late is killed with all its children."""
-    # A file and not a pipe: a child that outlives the command would hold a pipe open for ever.
+    """Run a command and return its status and output; kill it with all its children when it is late."""
+    # A file instead of a pipe, which a child that outlives the command would hold open.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -117,7 +117,7 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
         except BaseException:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(1.0)  # no longer: what is stuck in the driver does not die
+                process.wait(1.0)  # a process stuck in the driver does not die
             raise
         output.seek(0)
         return status, output.read().decode("utf-8", errors="replace")

@@ -19,7 +19,6 @@ from zenith_tune.describe.config_json import (
     find_local,
     read_config,
     refuse_missing_path,
-    too_deep,
 )
 from zenith_tune.describe.config_spec import OTHERWISE, model_spec_from_config
 from zenith_tune.describe.hub import fetch_config
@@ -29,7 +28,7 @@ from zenith_tune.errors import UnknownNameError
 HINT = f"give the path of a config.json, {OTHERWISE}"
 
 _ABOUT = frozenset({"family", "published_params", "source", "hub", "aliases"})
-"""What an entry says about the model rather than of its shape."""
+"""Keys of an entry that are not part of the model's shape."""
 
 
 def load_model(text: str) -> ModelSpec:
@@ -42,18 +41,15 @@ def load_model(text: str) -> ModelSpec:
     known = _names().get(text.strip().lower())
     # A folder of the model's name that holds something else, such as its checkpoints, does not hide the catalog.
     if path is not None and (known is None or config_path(path).is_file()):
-        return _local_model(config_path(path))
+        file = config_path(path)
+        name = file.parent.resolve().name if file.name == FILE_NAME else file.stem
+        return replace(_from_file(file, str(file)), name=name)
     if known is not None:
         return catalog_model(known)
     refuse_missing_path(text, OTHERWISE)
     if "/" not in text:
         raise UnknownNameError("model", text, known_models())
     return _from_file(fetch_config(text, HINT), text)
-
-
-def _local_model(path: Path) -> ModelSpec:
-    name = path.parent.resolve().name if path.name == FILE_NAME else path.stem
-    return replace(_from_file(path, str(path)), name=name)
 
 
 def _from_file(path: Path, source: str) -> ModelSpec:
@@ -66,7 +62,7 @@ def known_models() -> list[str]:
 
 
 def catalog_model(name: str) -> ModelSpec:
-    """Return the catalog's model of this very name."""
+    """Return the model of the catalog with exactly this name."""
     fields = {key: value for key, value in _entries()[name].items() if key not in _ABOUT}
     ranks = fields.pop("latent_attention", None)
     return ModelSpec(name=name, latent_attention=LatentAttention(**ranks) if ranks else None, **fields)
@@ -107,7 +103,7 @@ WITHOUT_MODEL = "or leave model out and give num_layers= and num_query_groups="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Hold the shape of a model's language part."""
+    """The shape of a model's language part."""
 
     num_layers: int
     num_query_groups: int
@@ -140,14 +136,7 @@ def read_model_config(model: str) -> ModelConfig:
 
 def _config_in(path: Path, source: str) -> ModelConfig:
     config = read_config(path, source, WITHOUT_MODEL)
-    try:
-        return _model_config(config)
-    except RecursionError:
-        raise too_deep(config) from None
-
-
-def _model_config(config: ConfigJson) -> ModelConfig:
-    part = config.language_part() or config
+    part = config.language_part()
     num_heads = part.count(*HEADS)
     return ModelConfig(
         num_layers=_required(part.count(*LAYERS), LAYERS, config),

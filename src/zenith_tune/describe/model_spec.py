@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from zenith_tune.errors import ModelConfigError
 
 MAX_LAYERS = 10_000
-"""Ten times what anybody has trained; layouts are counted layer by layer."""
+"""Ten times the deepest model that was ever trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Hold the ranks of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+    """The ranks of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
 
     q_rank: int
-    """0 where the query is projected at once."""
+    """0 where the query is projected directly."""
     kv_rank: int
     qk_nope_dim: int
     qk_rope_dim: int
@@ -28,27 +28,27 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedLayers:
-    """Hold what one pass of a module showed of its repeated blocks, where no config describes them."""
+    """The repeated blocks of a module without a config, as one traced pass showed them."""
 
     num_params: int
-    """Of one block."""
+    """Parameters of one block."""
     saved_bytes: float
-    """What a block keeps of the forward pass, for each token."""
+    """Bytes per token that a block keeps of the forward pass."""
     saved_other_bytes: float
-    """What is kept outside of all blocks, for each token."""
+    """Bytes per token that are kept outside of the blocks."""
     num_tokens: int | None = None
-    """Of a sample, as a block sees them; None where they are those of the sequence."""
+    """Tokens of a sample as a block sees them; None where they are those of the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Hold the shape of a decoder-only transformer, dense or a mixture of experts."""
+    """The shape of a decoder-only transformer, dense or a mixture of experts."""
 
     name: str
     num_layers: int
     hidden: int
     ffn_hidden: int
-    """Width of the feed-forward part of a dense layer; in a model without dense layers it is not used."""
+    """Feed-forward width of a dense layer; unused in a model without dense layers."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -74,14 +74,14 @@ class ModelSpec:
     shared_gate: bool = False
     router_bias: bool = False
     num_dense_layers: int = 0
-    """Layers of a mixture of experts that are dense all the same; they come first."""
+    """Leading layers of a mixture of experts that are dense."""
     latent_attention: LatentAttention | None = None
     num_mtp_layers: int = 0
-    """Layers for multi-token prediction, after the last one; published counts leave them out."""
+    """Layers for multi-token prediction after the last one, which published counts leave out."""
     trained_share: float = 1.0
-    """How many of its parameters are trained, as a share; the others are frozen, as beside an adapter (LoRA)."""
+    """Share of the parameters that is trained; the others are frozen, as with an adapter (LoRA)."""
     traced: TracedLayers | None = None
-    """Of a model without a known shape: its widths are 0 but for the hidden size, and blocks are what was seen."""
+    """Traced blocks of a model without a known shape, whose other widths are 0 except for the hidden size."""
 
     def __post_init__(self) -> None:
         """Refuse more layers than can be laid out."""
@@ -130,7 +130,7 @@ class ModelSpec:
 
     @property
     def whole_attention_params(self) -> int:
-        """Those of `attention_params` that tensor parallelism leaves whole: the down-projections and their norms.
+        """The part of `attention_params` that tensor parallelism does not split: down-projections and their norms.
 
         Megatron builds linear_q_down_proj and linear_kv_down_proj with parallel_mode "duplicated".
         """
@@ -148,7 +148,7 @@ class ModelSpec:
 
     @property
     def dense_mlp_params(self) -> int:
-        """Parameters of a dense layer's feed-forward part; of a traced model, all of its layer."""
+        """Parameters of a dense layer's feed-forward part; in a traced model those of the whole layer."""
         return self.traced.num_params if self.traced else self.mlp_params(self.ffn_hidden)
 
     @property
@@ -170,17 +170,17 @@ class ModelSpec:
 
     @property
     def norm_params(self) -> int:
-        """Parameters of one norm over the hidden size; a traced model counts its norms to the layers."""
+        """Parameters of one norm over the hidden size; 0 in a traced model, whose layers include them."""
         return 0 if self.traced else self.hidden * (2 if self.norm_bias else 1)
 
     @property
     def saved_layer_bytes(self) -> float:
-        """What a layer was seen to keep of each token; 0 where it is known by its widths."""
+        """Traced bytes per token that a layer keeps; 0 where its widths decide."""
         return self.traced.saved_bytes if self.traced else 0.0
 
     @property
     def saved_other_bytes(self) -> float:
-        """What was seen to be kept of each token outside of the layers."""
+        """Traced bytes per token that are kept outside of the layers."""
         return self.traced.saved_other_bytes if self.traced else 0.0
 
     @property
@@ -190,7 +190,7 @@ class ModelSpec:
 
     @property
     def moe_layer_params(self) -> int:
-        """Parameters of one layer with experts, all of them."""
+        """Parameters of one layer with all its experts."""
         experts = self.num_experts * self.expert_params + self.router_params + self.shared_expert_params
         return self.attention_params + experts + 2 * self.norm_params
 

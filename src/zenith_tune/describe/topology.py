@@ -7,7 +7,6 @@ import itertools
 import math
 import pathlib
 import re
-import reprlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def plain_text(text: str) -> str:
-    """Return a text without colours, erased lines and titles of windows.
+    """Return a text without a terminal's escape sequences.
 
     >>> plain_text("\\x1b]0;title\\x07\\x1b[1;31mred\\x1b[0m")
     'red'
@@ -28,50 +27,45 @@ def plain_text(text: str) -> str:
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
-MAX_GPUS = 1024
-"""More than any machine has; a matrix of more is not one that nvidia-smi wrote."""
-HINT = "save it anew with `nvidia-smi topo -m`"
-_GPU = re.compile(r"GPU[0-9]+", re.ASCII)
-_BEGIN = re.compile(r"GPU[0-9]+(?:$|GPU[0-9])", re.ASCII)
-_TITLES = re.compile(r"(?:GPU[0-9]+\s*)+", re.ASCII)
-"""The GPUs in the header; what copied them from a page may have lost the tabs between them."""
-_NVLINK = re.compile(r"NV([0-9]{1,3})", re.ASCII)
-_LISTED = re.compile(r"^GPU ([0-9]{1,4}): |^ +(MIG) ", re.ASCII | re.MULTILINE)
-"""The lines of `nvidia-smi -L`: a GPU, and further in the instances that it is cut into."""
+HINT = "save it again with `nvidia-smi topo -m`"
+_GPU = re.compile(r"GPU[0-9]+")
+_NVLINK = re.compile(r"NV([1-9][0-9]?)")
+_LISTED = re.compile(r"^GPU ([0-9]+): |^ +(MIG) ", re.MULTILINE)
+"""The lines of `nvidia-smi -L`: a GPU, and indented under it its MIG instances."""
 
 Row = tuple[int, ...]
 
 
 class Path(enum.IntEnum):
-    """Name the way between two GPUs, from the quickest to the slowest."""
+    """The path between two GPUs, from the fastest to the slowest."""
 
     SELF = 0
     NVLINK = 1
     PIX = 2
-    """One PCIe switch."""
     PXB = 3
-    """Several PCIe switches."""
     PHB = 4
-    """A PCIe host bridge: through the CPU."""
     NODE = 5
-    """Several host bridges of one socket."""
     SYS = 6
-    """From socket to socket."""
 
 
-_CELLS = {"X": Path.SELF, "SOC": Path.SYS} | {path.name: path for path in Path if path >= Path.PIX}
+WAYS = {
+    Path.PIX: "one PCIe switch",
+    Path.PXB: "several PCIe switches",
+    Path.PHB: "the PCIe host bridge",
+    Path.NODE: "the host bridges of a socket",
+    Path.SYS: "the link between sockets",
+}
+_CELLS = {"X": Path.SELF, "SOC": Path.SYS} | {path.name: path for path in WAYS}
 """Drivers before 2018 wrote SOC for SYS."""
-_PEER_ACCESS = {"X", "OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
-"""The cells of `nvidia-smi topo -p2p`, whose matrix is often saved behind that of the links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Hold the ways between the GPUs of a machine."""
+    """The links between the GPUs of a machine."""
 
     paths: tuple[tuple[Path, ...], ...]
     nvlinks: tuple[Row, ...]
-    """How many NVLinks join each pair; behind a switch every pair shows all that a GPU has."""
+    """NVLinks between each pair; behind a switch every pair shows all that a GPU has."""
 
     @property
     def num_gpus(self) -> int:
@@ -80,7 +74,7 @@ class Topology:
 
     @property
     def islands(self) -> list[list[int]]:
-        """Return the groups of GPUs that NVLinks join, directly or through one another, a lone GPU being one too."""
+        """Groups of GPUs that NVLinks join, directly or through one another; a lone GPU is one too."""
         left, islands = list(range(self.num_gpus)), []
         while left:
             island = [left.pop(0)]
@@ -92,30 +86,29 @@ class Topology:
 
     @property
     def fast_domain(self) -> int:
-        """The largest size of which groups fill every island: with islands of 4 and 6, fours would be cut in two."""
+        """The largest group size that divides every island: with islands of 4 and 6 it is 2."""
         return math.gcd(*(len(island) for island in self.islands))
 
     @property
     def device_order(self) -> list[int]:
-        """The GPUs island by island, so that ranks that follow one another are in one."""
+        """The GPUs island by island, so that neighbouring ranks share an island."""
         return [gpu for island in self.islands for gpu in island]
 
     def first(self, num_gpus: int) -> Topology:
-        """Return the ways between the first GPUs alone, which a job of fewer GPUs gets."""
+        """Return the links between the first GPUs, which a job of fewer GPUs gets."""
         paths = tuple(row[:num_gpus] for row in self.paths[:num_gpus])
         return Topology(paths=paths, nvlinks=tuple(row[:num_gpus] for row in self.nvlinks[:num_gpus]))
 
     def nvlinks_per_gpu(self, most: int) -> int:
-        """Return the NVLinks in use of the GPU that uses the fewest, where a GPU has `most` of them.
+        """Return the NVLinks of the GPU that uses the fewest, where a GPU has `most` of them.
 
-        More than that in a row are those to a switch, which every pair shows anew: a switch with a link down shows one
-        less in each cell.
+        A row that adds up to more shows links to a switch, which every cell repeats.
         """
         return min(sum(row) if sum(row) <= most else min(cell for cell in row if cell) for row in self.nvlinks)
 
     @property
     def slowest_path(self) -> Path:
-        """The slowest way between any two GPUs."""
+        """The slowest path between any two GPUs."""
         return max(max(row) for row in self.paths)
 
 
@@ -135,18 +128,18 @@ def parse_topology(text: str, source: str = "") -> Topology:
 
 def _parsed(text: str, cut: list[int]) -> Topology:
     cells = _cells(text)
-    for gpu in cut:
-        # An instance has no way to another but through the host's memory, whatever links its GPU has.
-        for a, b in [(gpu, b) for b in range(len(cells)) if gpu < len(cells) and gpu != b]:
-            cells[a][b] = cells[b][a] = Path.SYS.name
-    nvlinks = tuple(tuple(_num_nvlinks(cell) for cell in row) for row in cells)
-    paths = tuple(tuple(_path(cell) for cell in row) for row in cells)
-    size = range(len(paths))
-    for a in size:
-        for b in size:
-            if (paths[a][b], nvlinks[a][b]) != (paths[b][a], nvlinks[b][a]) or (a == b) != (paths[a][b] is Path.SELF):
+    for gpu in (gpu for gpu in cut if gpu < len(cells)):
+        # An instance reaches others only through the host's memory, whatever links its GPU has.
+        for other in (other for other in range(len(cells)) if other != gpu):
+            cells[gpu][other] = cells[other][gpu] = Path.SYS.name
+    for a, row in enumerate(cells):
+        for b, cell in enumerate(row):
+            if cell not in _CELLS and not _NVLINK.fullmatch(cell):
+                raise ValueError(f"a cell must be X, NV1 to NV99, PIX, PXB, PHB, NODE or SYS, but is {cell!r}")
+            if cell != cells[b][a] or (a == b) != (cell == "X"):
                 raise ValueError(f"GPU{a} to GPU{b} must be as GPU{b} to GPU{a}, with X on the diagonal alone")
-    return Topology(paths=paths, nvlinks=nvlinks)
+    nvlinks = tuple(tuple(int(match[1]) if (match := _NVLINK.match(cell)) else 0 for cell in row) for row in cells)
+    return Topology(paths=tuple(tuple(_CELLS.get(cell, Path.NVLINK) for cell in row) for row in cells), nvlinks=nvlinks)
 
 
 def cut_gpus(text: str) -> list[int]:
@@ -165,67 +158,25 @@ def cut_gpus(text: str) -> list[int]:
 
 
 def _cells(text: str) -> list[list[str]]:
-    """Return the cells between GPUs; network cards and affinities stand behind them and are left out."""
-    lines = [cells for line in text.splitlines() if (cells := line.split()) and _BEGIN.match(cells[0])]
+    """Return the cells between GPUs; network cards and affinities follow them and are left out."""
+    lines = [words for line in text.splitlines() if (words := line.split()) and _GPU.fullmatch(words[0])]
     if not lines:
         raise ValueError("the matrix must have a line that begins with GPU0, but has none")
-    header = _titles(lines[0])
-    if len(header) > MAX_GPUS:
-        raise ValueError(f"the matrix must have at most {MAX_GPUS} GPUs, but has {len(header)}")
+    header = list(itertools.takewhile(_GPU.fullmatch, lines[0]))
     if header != [f"GPU{number}" for number in range(len(header))]:
-        raise ValueError(
-            f"the GPUs of the header must be GPU0 to GPU{len(header) - 1}, but are not, or not in that order"
-        )
-    rows = _links_alone(header, lines[1:])
-    if [row[0] for row in rows] != header:
-        raise ValueError(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(rows)}")
-    found = [row[1 : len(header) + 1] for row in rows]
-    short = next((row[0] for row, line in zip(rows, found, strict=True) if len(line) < len(header)), None)
-    if short:
-        raise ValueError(f"{short} must have {len(header)} cells, but its line is shorter")
+        raise ValueError(f"the header must name GPU0 to GPU{len(header) - 1} in this order, but does not")
+    if [words[0] for words in lines[1:]] != header:
+        raise ValueError(f"the matrix must have a line for each of its {len(header)} GPUs, but has {len(lines) - 1}")
+    found = [words[1 : len(header) + 1] for words in lines[1:]]
+    for name, row in zip(header, found, strict=True):
+        if len(row) < len(header):
+            raise ValueError(f"{name} must have {len(header)} cells, but has {len(row)}")
     return found
-
-
-def _titles(cells: list[str]) -> list[str]:
-    """Return the GPUs that a header names."""
-    match = _TITLES.match(" ".join(cells))
-    return _GPU.findall(match[0]) if match else []
-
-
-def _links_alone(header: list[str], lines: list[list[str]]) -> list[list[str]]:
-    """Return the rows of the first matrix where all that follows is a matrix of peer access."""
-    again = next((i for i, cells in enumerate(lines) if i and _titles(cells) == header and cells[1:2] != ["X"]), None)
-    if again is None:
-        return lines
-    others = [cells[1 : len(header) + 1] for cells in lines[again:] if _titles(cells) != header or cells[1:2] == ["X"]]
-    return lines[:again] if _PEER_ACCESS.issuperset(itertools.chain(*others)) else lines
-
-
-def _num_nvlinks(cell: str) -> int:
-    match = _NVLINK.fullmatch(cell)
-    return int(match[1]) if match else 0
-
-
-def _path(cell: str) -> Path:
-    if _num_nvlinks(cell):
-        return Path.NVLINK
-    if cell not in _CELLS:
-        raise ValueError(
-            f"a cell must be X, NV1 to NV999 or one of PIX, PXB, PHB, NODE, SYS, but is {reprlib.repr(cell)}"
-        )
-    return _CELLS[cell]
 
 
 MAX_BYTES = 2**20
 MAX_SHOWN = 8
-"""Islands that are written out; more are only counted."""
-WAYS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the PCIe host bridge",
-    "NODE": "the host bridges of a socket",
-    "SYS": "the link between sockets",
-}
+"""Islands that are listed before the rest is left out."""
 
 
 def read_topology(path: pathlib.Path) -> Topology:
@@ -238,7 +189,7 @@ def read_topology(path: pathlib.Path) -> Topology:
 
 
 def with_topology(cluster: ClusterSpec, topology: Topology, source: str) -> ClusterSpec:
-    """Return a cluster whose nodes are linked as the matrix of one of them says."""
+    """Return the cluster with the links that the matrix of one node shows."""
     node = topology.first(cluster.num_gpus)
     usual = {name: getattr(cluster, name) for name in ("gpus_per_node", "fast_domain", "fast_link", "node_link")}
     fields = links_of(find_gpu(cluster.gpu.name) or "", node, usual)
@@ -248,7 +199,7 @@ def with_topology(cluster: ClusterSpec, topology: Topology, source: str) -> Clus
 
 
 def links_of(gpu: str, topology: Topology, usual: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of ClusterSpec that a node's matrix decides, beside those that are usual for it."""
+    """Return the fields of ClusterSpec that a node's matrix decides; `usual` are those of the catalog."""
     if topology.fast_domain == 1:
         return {"gpus_per_node": topology.num_gpus, "fast_domain": 1, "fast_link": usual["node_link"]}
     nvlinks = topology.nvlinks_per_gpu(num_nvlinks(gpu))
@@ -263,7 +214,7 @@ def links_of(gpu: str, topology: Topology, usual: dict[str, Any]) -> dict[str, A
 
 
 def tensor_reason(cluster: ClusterSpec, topology: Topology | None = None) -> str:
-    """Say in a line how many GPUs tensor parallelism may span at most, `cluster.fast_domain`, and why."""
+    """Return one line on why tensor parallelism stays within `cluster.fast_domain` GPUs."""
     if cluster.num_gpus == 1:
         return "with one GPU there is nothing to spread: tensor, pipeline and data parallelism stay at 1"
     size, of_node = cluster.fast_domain, cluster.gpus_per_node
@@ -279,7 +230,7 @@ def node_reason(size: int, topology: Topology | None) -> str:
     """Return why tensor parallelism stays within `size` GPUs of a node, where that is not all of them."""
     if size == 1:
         return f"{_unjoined(topology)}: tensor parallelism is avoided, in favour of pipeline and data parallelism"
-    within = f"tensor parallelism stays within {size}, the other ways are slower{_order(topology)}"
+    within = f"tensor parallelism stays within {size}, other paths are slower{_order(topology)}"
     return f"NVLink joins {size} GPUs{_islands(topology)}: {within}"
 
 
@@ -288,8 +239,8 @@ def _unjoined(topology: Topology | None) -> str:
         return "no NVLink joins the GPUs"
     if any(len(island) > 1 for island in topology.islands):
         return f"NVLink joins some GPUs but not all alike{_islands(topology)}, so that no group of two fits everywhere"
-    slowest = topology.slowest_path.name
-    return f"no NVLink joins the GPUs (the slowest way is {slowest}, {WAYS[slowest]})"
+    slowest = topology.slowest_path
+    return f"no NVLink joins the GPUs (the slowest path is {slowest.name}, {WAYS[slowest]})"
 
 
 def _islands(topology: Topology | None) -> str:

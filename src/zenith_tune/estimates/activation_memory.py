@@ -1,15 +1,14 @@
-"""What layers and the loss keep of the forward pass, and what the backward pass of one layer needs beside it.
+"""Activations that layers and the loss keep of the forward pass, and what a layer's backward pass needs.
 
 Korthikanti et al. 2022 (arXiv 2205.05198) count 34*s*b*h + 5*a*s^2*b bytes for a GPT layer without parallelism
 (equation 1), s*b*h*(10 + 24/t + 5as/(ht)) with tensor parallelism (2), everything over t with sequence parallelism (4),
-and no score terms with selective recomputation (6). Here the same is counted width by width, so that it holds for
-grouped queries, gated feed-forward parts, experts, and frameworks that keep more or less: FrameworkSpec.saved has the
-bytes of each width.
+and no score terms with selective recomputation (6). Here activations are counted width by width, which extends this to
+grouped queries, gated feed-forward parts, experts and other frameworks: FrameworkSpec.saved has the bytes per width.
 
 The output layer and the loss need logits, their copies in fp32, and the gradient of both.
 Megatron's vocab-parallel cross entropy (tensor_parallel/cross_entropy.py) keeps the half-precision logits and one fp32
-copy that becomes softmax and gradient in place: 6 bytes per logit, going forward and backward. torch's cross entropy
-holds three fp32 tensors going backward (log-softmax, its gradient, that of the logits): 12 bytes.
+copy that becomes softmax and gradient in place: 6 bytes per logit, forward and backward. torch's cross entropy has
+three fp32 tensors in the backward pass (log-softmax, its gradient, that of the logits): 12 bytes.
 """
 
 from __future__ import annotations
@@ -28,38 +27,38 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIV
 
 HALF = 2.0
 JOINED_BYTES = 8.0
-"""Per hidden unit: two half-precision tensors before both norms, and two after them."""
+"""Bytes per hidden unit of two half-precision tensors before both norms of multi-token prediction, and two after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationMemory:
-    """Hold bytes per rank of a stage."""
+    """Activation bytes per rank of a stage."""
 
     saved: FloatArray
-    """What waits on the stage for the backward passes of all micro-batches in flight."""
+    """Bytes kept for the backward passes of all micro-batches in flight."""
     attention_peak: FloatArray
-    """What is added, less what is freed already, at the attention of the first layer that goes backward."""
+    """Net bytes added at the attention of the first layer in the backward pass."""
     mlp_peak: FloatArray
-    """The same at its feed-forward part."""
+    """Net bytes added at its feed-forward part."""
     one_layer: FloatArray
-    """What the last layer to go backward needs, with nothing but its own activations left."""
+    """Bytes of the last layer in the backward pass, with its own activations alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """Hold one layer's bytes by part."""
+    """Bytes of one layer by part."""
 
     attention: FloatArray
-    """Without what the backward pass can recompute of the core of attention."""
+    """Bytes of attention outside its core."""
     core: FloatArray
-    """Scores and what else only the core of attention keeps; selective recomputation does without."""
+    """Bytes of the core of attention, such as scores, which selective recomputation drops."""
     core_inputs: FloatArray
-    """What selective recomputation keeps instead of it."""
+    """Bytes that selective recomputation keeps instead of the core."""
     mlp: FloatArray
 
 
 def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> ActivationMemory:
-    """Return the activations of a stage by moment."""
+    """Return the activations of a stage at each moment."""
     f, layouts = framework, stage.layouts
     recomputed, chunk = _recomputed(stage)
     busiest = _busiest(workload, stage, recomputed, chunk)[0]
@@ -67,14 +66,18 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     work = _layer(workload, stage, f, f.working, busiest)
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
     whole = kept.attention + kept.core + kept.mlp
-    selected, returned = _selected(f, kept, whole)
+    if f.selective_share:
+        selected, returned = f.selective_share * whole, (1.0 - f.selective_share) * whole
+    else:
+        selected, returned = kept.attention + kept.core_inputs + kept.mlp, kept.core
     layer = np.where(selective, selected, whole)
     checkpoint = f.checkpoint_bytes * workload.hidden * stage.tokens / stage.sequence_split
     tables = _table(workload, stage, f)
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
     saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
+    split = f.boundary_bytes * workload.hidden * stage.tokens / stage.sequence_split * stage.in_flight
     saved += (
-        _boundary(workload, stage, f)
+        np.where(layouts.pp > 1, split, 0.0)
         + _lingering(workload, stage, f)
         + stage.is_first * workload.saved_other_bytes * stage.tokens
     )
@@ -88,15 +91,8 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     )
 
 
-def _selected(f: FrameworkSpec, kept: _Layer, whole: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return what selective recomputation keeps of a layer, and what it computes again beside it."""
-    if f.selective_share:
-        return f.selective_share * whole, (1.0 - f.selective_share) * whole
-    return kept.attention + kept.core_inputs + kept.mlp, kept.core
-
-
 def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, busiest: Number) -> _Layer:
-    """Return the bytes of one layer at so many bytes per width."""
+    """Return the bytes of one layer at `per` bytes per width."""
     flash = stage.layouts.flash_attention
     per_rank = stage.tokens / stage.tp
     less: Number = w.narrow * f.narrow_input_bytes if per is f.saved else 0.0
@@ -114,7 +110,7 @@ def _layer(w: Workload, stage: Stage, f: FrameworkSpec, per: LayerBytes, busiest
 
 
 def _seen(w: Workload, stage: Stage, layer: _Layer) -> _Layer:
-    """Return a layer with what it was seen to keep, where it was, in place of what its widths tell."""
+    """Return a layer with its traced bytes, where there are any, in place of those by widths."""
     seen = np.asarray(w.saved_layer_bytes * stage.tokens)
     by_widths = seen == 0
     return _Layer(
@@ -126,10 +122,10 @@ def _seen(w: Workload, stage: Stage, layer: _Layer) -> _Layer:
 
 
 def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return what unfused attention is given and what it makes of it.
+    """Return the bytes of the inputs of unfused attention, and of what it expands them to.
 
-    Rotated queries and keys are new tensors, values a view of the projection of all three, which stays whole. With
-    grouped queries, keys and values are then repeated for every query head, and the projection is freed.
+    Rotated queries and keys are new tensors, values a view of the projection of all three, which is kept. With grouped
+    queries, keys and values are then repeated for every query head, and the projection is freed.
     """
     rotary = np.asarray(w.position_params) == 0
     given = HALF * (w.query_size + w.kv_size + rotary * (w.query_size + w.kv_size / 2.0))
@@ -139,9 +135,9 @@ def _unfused_inputs(w: Workload, per_rank: FloatArray) -> tuple[FloatArray, Floa
 
 
 def _mlp(w: Workload, stage: Stage, per: LayerBytes, busiest: Number, less: Number) -> FloatArray:
-    """Return what a feed-forward part keeps, as the mean over the stage's dense layers and those with experts.
+    """Return the bytes of a feed-forward part, averaged over the stage's dense layers and those with experts.
 
-    `less` is by how many bytes inputs of products are smaller; a router reads the output of the norm as it is.
+    `less` is the bytes per unit saved on inputs of products; a router reads the full output of the norm.
     """
     layouts = stage.layouts
     ffn = per.ffn_gated * w.gated + per.ffn_plain * (1.0 - w.gated) - less
@@ -153,14 +149,13 @@ def _mlp(w: Workload, stage: Stage, per: LayerBytes, busiest: Number, less: Numb
     experts = (w.top_k * busiest * routed + per.router * w.num_experts) / stage.sequence_split
     experts = experts + ffn * w.shared_ffn_hidden / stage.tp
     share = stage.moe_layers / np.maximum(stage.layers, 1.0)
-    result: FloatArray = (hidden + (1.0 - share) * dense + share * experts) * stage.tokens
-    return result
+    return (hidden + (1.0 - share) * dense + share * experts) * stage.tokens
 
 
 def _busiest(
     w: Workload, stage: Stage, recomputed: FloatArray, chunk: FloatArray
 ) -> tuple[Number, Number, FloatArray | float]:
-    """Return the busiest rank's load over the mean, its spread, and the layers with experts that are kept at once."""
+    """Return the busiest rank's load over the mean, its spread, and the number of layers with experts kept at once."""
     if not np.any(w.imbalance):
         return 1.0, 0.0, 1.0
     share = stage.moe_layers / np.maximum(stage.layers, 1.0)
@@ -169,21 +164,20 @@ def _busiest(
 
 
 def routed_spread(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
-    """Return the standard deviation of what the busiest rank keeps of routed tokens."""
+    """Return the standard deviation of the busiest rank's bytes of routed tokens."""
     _, spread, layers = _busiest(w, stage, *_recomputed(stage))
     ffn = f.saved.ffn_gated * w.gated + f.saved.ffn_plain * (1.0 - w.gated)
     token = w.top_k * (f.saved.expert_hidden * w.hidden * stage.layouts.etp + ffn * w.moe_ffn_hidden)
-    result: FloatArray = spread * token * stage.tokens / stage.sequence_split * layers * stage.in_flight
-    return result
+    return spread * token * stage.tokens / stage.sequence_split * layers * stage.in_flight
 
 
 def _recomputed(stage: Stage) -> tuple[FloatArray, FloatArray]:
-    """Return how many layers are recomputed, and how many of them at once."""
+    """Return the number of recomputed layers, and of those recomputed at once."""
     layouts = stage.layouts
     full = (layouts.recompute >= RECOMPUTE_UNIFORM) * 1.0
     block = layouts.recompute == RECOMPUTE_BLOCK
     recomputed = np.where(block, np.minimum(layouts.recompute_layers * layouts.vp, stage.layers), stage.layers) * full
-    # With blocks the last layer, which goes backward first, is recomputed only where all layers are.
+    # With blocks the last layer, first in the backward pass, is recomputed only where all layers are.
     at_once = np.where(block, (recomputed >= stage.layers) * 1.0, np.clip(layouts.recompute_layers, 1.0, stage.layers))
     return recomputed, at_once * full
 
@@ -191,40 +185,31 @@ def _recomputed(stage: Stage) -> tuple[FloatArray, FloatArray]:
 def _checkpoints(stage: Stage, recomputed: FloatArray) -> FloatArray:
     layouts = stage.layouts
     per = np.where(layouts.recompute == RECOMPUTE_UNIFORM, np.maximum(layouts.recompute_layers, 1), 1)
-    result: FloatArray = np.ceil(recomputed / per)
-    return result
-
-
-def _boundary(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
-    split = f.boundary_bytes * w.hidden * stage.tokens / stage.sequence_split * stage.in_flight
-    result: FloatArray = np.where(stage.layouts.pp > 1, split, 0.0)
-    return result
+    return np.ceil(recomputed / per)
 
 
 AHEAD = 0.8
-"""Share of what was gathered that still lingers where the host never waits for another stage (Ultra-Scale Playbook)."""
+"""Share of gathered bytes that lingers where the host never waits for another stage (Ultra-Scale Playbook)."""
 
 
 def _lingering(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray | float:
-    """Return what layers have gathered and freed while the host is ahead of the GPU.
+    """Return the bytes that layers have gathered and freed while the host is ahead of the GPU.
 
-    A stage of a pipeline is ahead by all but two of the micro-batches in flight, which wait for its neighbours.
+    The host of a pipeline stage is ahead by all but two of the micro-batches in flight.
     """
     if not f.lingering_bytes:
         return 0.0
     ahead = np.where(stage.layouts.pp > 1, np.maximum(stage.in_flight - 2.0, 0.0), AHEAD)
     ahead *= (stage.sequence_split > 1) & ~network_waits(stage.layouts, f)
-    result: FloatArray = f.lingering_bytes * w.hidden * stage.tokens * stage.layers * ahead
-    return result
+    return f.lingering_bytes * w.hidden * stage.tokens * stage.layers * ahead
 
 
 def _joined(w: Workload, stage: Stage) -> FloatArray:
-    """Return what multi-token prediction keeps ahead of its layer: inputs of two norms, and their joined outputs.
+    """Return the bytes that multi-token prediction keeps before its layer: inputs and joined outputs of two norms.
 
-    Its backward pass comes right after its forward pass, so that one micro-batch at most waits for it.
+    Its backward pass comes right after its forward pass, so that at most one micro-batch is kept.
     """
-    result: FloatArray = JOINED_BYTES * w.hidden * stage.tokens / stage.sequence_split
-    return result
+    return JOINED_BYTES * w.hidden * stage.tokens / stage.sequence_split
 
 
 def _table(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
@@ -235,14 +220,14 @@ def _table(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadMemory:
-    """Hold bytes per rank; 0 on stages without the output layer."""
+    """Bytes per rank of the output layer and the loss; 0 on stages without them."""
 
     forward: FloatArray
     backward: FloatArray
 
 
 def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> HeadMemory:
-    """Return what the output layer and the loss need, going forward and going backward."""
+    """Return what the output layer and the loss need in the forward and the backward pass."""
     head = framework.head
     vocab = np.asarray(stage.padded_vocab)
     hidden = head.hidden * workload.hidden / stage.sequence_split
@@ -257,11 +242,11 @@ def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> H
 Parts = dict[str, FloatArray]
 
 CHANGING = ("gradients", "casts", "activations", "working", "logits", "step")
-"""Causes that come and go within a step; weights, optimizer and buffers stay."""
+"""Causes that change within a step, unlike weights, optimizer and buffers."""
 
 
 def buffers(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> FloatArray:
-    """Return what stays allocated beside weights and optimizer."""
+    """Return the bytes of permanent buffers."""
     layouts = stage.layouts
     scores = np.where(layouts.flash_attention, 0.0, f.score_buffer * w.num_heads * w.seq_len * stage.tokens / stage.tp)
     gathered = np.where(stage.sequence_split > 1, f.gather_bytes * w.hidden * stage.tokens, 0.0)
@@ -269,13 +254,16 @@ def buffers(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
 
 
 def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> list[Parts]:
-    """Return what each moment holds beside what stays."""
+    """Return the changing bytes at each moment of a step."""
     head = head_memory(w, stage, f)
     acts = activation_memory(w, stage, f)
     full = stage.layouts.recompute >= RECOMPUTE_UNIFORM
     mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens * stage.in_flight)
     saved = c.activations * acts.saved + mask
-    gradients = _before_backward(stage, f, state)
+    # Gradients at the beginning of a backward pass: those of the micro-batches before it.
+    gradients = state.gradients
+    if f.frees_gradients:
+        gradients = np.where(stage.layouts.num_micro_batches > 1, state.gradients, 0.0)
     kept_casts = state.head_casts + np.where(full, 0.0, state.layer_casts)
     found = [
         {"activations": saved, "logits": c.logits * head.forward, "casts": state.layer_casts + state.head_casts},
@@ -287,10 +275,3 @@ def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
     if f.frees_gradients:
         found.append({"gradients": state.gradients, "working": c.activations * acts.one_layer})
     return [*found, {"gradients": state.gradients, "step": state.step}]
-
-
-def _before_backward(stage: Stage, f: FrameworkSpec, state: StateMemory) -> FloatArray:
-    """Return the gradients that are there when a backward pass begins: those of the micro-batches before it."""
-    if not f.frees_gradients:
-        return state.gradients
-    return np.where(stage.layouts.num_micro_batches > 1, state.gradients, 0.0)

@@ -1,4 +1,4 @@
-"""A calibration: what measurements say of a framework, with where they come from."""
+"""A calibration: the coefficients of a framework, fitted to measurements."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ SHARES = frozenset(
         "data_overlap",
     }
 )
-"""Coefficients that are shares of something, and never more than all of it."""
+"""Coefficients that are at most 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeCoefficients:
-    """Hold what a framework gets out of a kind of GPU; the defaults are those of a well-tuned Megatron on H100."""
+    """Speed of a framework on a kind of GPU; the defaults are those of a well-tuned Megatron on H100."""
 
     gemm_efficiency: float = 0.72
     """Share of the matrix peak that large matrix products reach."""
     attention_efficiency: float = 0.45
     """Share of the bf16 matrix peak that the attention kernel reaches."""
     memory_efficiency: float = 0.75
-    """Share of the memory bandwidth that everything else reaches: norms, activations, reading weights."""
+    """Share of the memory bandwidth that norms, activations and reading weights reach."""
     hidden_passes: float = 30.0
     """Bytes per token and hidden unit that one layer moves, forward and backward, besides its matrix products."""
     query_passes: float = 0.0
-    """The same per unit of queries and keys, where rotating and norming them is no part of a fused kernel."""
+    """Bytes moved per token and unit of queries and keys, where a fused kernel does not rotate and norm them."""
     ffn_passes: float = 16.0
-    """The same per unit of the feed-forward width."""
+    """Bytes moved per token and unit of the feed-forward width."""
     score_passes: float = 20.0
     """Bytes moved per attention score without a fused kernel, forward and backward (Korthikanti et al. 2022, 4.1)."""
     logit_passes: float = 24.0
     """Bytes moved per logit, forward and backward."""
     layer_launch_s: float = 1.0e-3
-    """Time of the host per layer and micro-batch, forward and backward: no layer is quicker."""
+    """Least time of the host per layer and micro-batch, forward and backward."""
     launch_again: float = 0.6
-    """Share of that which a recomputed layer adds: the host does most of its work in the forward pass."""
+    """Share of the host's time that recomputing a layer adds."""
     launch_selected: float = 0.0
-    """The same that selective recomputation adds."""
+    """Share of the host's time that selective recomputation adds."""
     tensor_launch_s: float = 1.0e-4
-    """What tensor parallelism adds to that: launching its collectives."""
+    """Host time per layer that launching tensor-parallel collectives adds."""
     shard_launch_s: float = 0.0
-    """What sharded weights add to a layer, recomputed or not: gathering and freeing them."""
+    """Host time per layer that gathering and freeing sharded weights adds."""
     expert_launch_s: float = 1.0e-3
-    """The same that a layer with experts adds."""
+    """Host time per layer with experts that they add."""
     expert_product_s: float = 1.0e-4
-    """What launching the products of one of a rank's experts adds to that."""
+    """Host time that the products of each expert of a rank add."""
     expert_passes: float = 30.0
     """Bytes per routed token and hidden unit that sorting tokens by expert and back moves, forward and backward."""
     expert_efficiency: float = 0.9
     """Share of gemm_efficiency that the grouped products of experts reach."""
     expert_narrowness: float = 512.0
-    """Width of an expert's share at which its products reach half of that."""
+    """Width of an expert's share at which its products reach half of expert_efficiency."""
     fast_efficiency: float = 0.7
     """Share of the link inside a fast domain that collectives reach."""
     slow_efficiency: float = 0.6
@@ -85,28 +85,28 @@ class TimeCoefficients:
     data_overlap: float = 0.7
     """Share of one backward pass behind which the reduction of gradients hides."""
     data_decay: float = 0.15
-    """Power with which the bandwidth of data-parallel collectives falls as nodes are added."""
+    """Exponent of the falling bandwidth of data-parallel collectives as nodes are added."""
     shard_penalty: float = 1.0
-    """Traffic of a sharded optimizer over that of a plain all-reduce, as far as it is exposed."""
+    """Exposed traffic of a sharded optimizer over that of a plain all-reduce."""
     optimizer_passes: float = 30.0
     """Bytes moved per parameter that a rank updates."""
     step_overhead_s: float = 5.0e-3
-    """What a step costs besides: data, logging, clipping."""
+    """Time per step for data, logging and clipping."""
     shape_s: float = 0.15
     """What the host takes for the first micro-batch of each shape (benchmarks/results/h200-loops-2026-11-17.csv)."""
     handover_exposed: float = 0.3
     """Share of the messages between the chunks of an interleaved pipeline that no computation hides."""
     handover_wait_s: float = 0.0
-    """What a stage waits for each message of its neighbours where the network waits."""
+    """Wait of a stage for each message of its neighbours where the network waits."""
     thrash: float = 4.0
-    """How many times longer a step takes once the memory is all but full, and the allocator frees and claims blocks."""
+    """Slowdown of a step once memory is almost full and the allocator keeps freeing and claiming blocks."""
 
     def to_vector(self, names: tuple[str, ...]) -> FloatArray:
         """Return the logarithms of the named coefficients."""
         return np.log([max(getattr(self, name), 1e-12) for name in names])
 
     def with_vector(self, names: tuple[str, ...], vector: FloatArray) -> Self:
-        """Return a copy with the named coefficients taken from their logarithms: numbers, or columns of many."""
+        """Return a copy with the named coefficients set from their logarithms: numbers, or columns of many."""
         most = np.array([1.0 if name in SHARES else np.inf for name in names])
         values = np.minimum(np.exp(vector).T, most).T
         return replace(self, **dict(zip(names, values if values.ndim > 1 else values.tolist(), strict=True)))
@@ -132,7 +132,7 @@ def even_quantiles(spread: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCoefficients:
-    """Hold the coefficients of one framework."""
+    """Memory of one framework."""
 
     activations: float = 1.0
     """Measured over accounted activations."""
@@ -140,13 +140,13 @@ class MemoryCoefficients:
     fixed_bytes: float = 70.0 * MIB
     """Workspaces of the matrix library and small buffers, inside the allocator."""
     reserve: float = 0.05
-    """What the allocator holds beyond the peak, as a share of activations and temporaries."""
+    """The allocator's reserve beyond the peak, as a share of activations and temporaries."""
     context_bytes: float = 2.0 * GIB
     """CUDA context and communication buffers, outside the allocator."""
     log_middle: float = 0.0
-    """Logarithm of what most runs measure over the account; the estimate is the account times its exponential."""
+    """Logarithm of the typical measured over accounted memory; the estimate is the account times its exponential."""
     variant_share: float = 0.0
-    """Share of runs in the framework's other state, where it has one."""
+    """Share of runs of the framework's variant, where it has one."""
     log_errors: tuple[float, ...] = even_quantiles(0.06)
     """Quantiles of the logarithm of measured over estimated, evenly spaced in probability."""
 
@@ -175,16 +175,16 @@ SIMILAR_GPU = {
     "gb200": "b200",
     "gb300": "gb200",
 }
-"""The measured GPU whose coefficients stand for one that was never measured."""
+"""The measured GPU whose coefficients are used for one that was never measured."""
 
 
 def precision_class(precision: str) -> str:
-    """Return the kind of matrix product that a precision stands for.
+    """Return the kind of matrix products of a precision.
 
     >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
     ('mxfp8', 'fp4', 'bf16', 'fp8')
 
-    Scales for every row take passes of their own, so that they may be no faster than bf16.
+    Scales for every row take extra passes, which may make them no faster than bf16.
 
     >>> precision_class("float8 rowwise")
     'fp8-rowwise'
@@ -198,36 +198,35 @@ def precision_class(precision: str) -> str:
 
 
 ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
-"""What makes a step less certain than the GPU's own work, and the standard deviation of its logarithm where no run
-shows it: hosts of one kind of GPU differ by half."""
+"""Sources of error besides the GPU's own work, with the standard deviation of the logarithm where no run shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeCalibration:
-    """Hold the coefficients of a family of frameworks, and what they are multiplied by for each kind of run."""
+    """Time coefficients of a family of frameworks, with their factors for each kind of run."""
 
     coefficients: TimeCoefficients = field(default_factory=TimeCoefficients)
     factors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By kind of run, such as gpu:h100, precision:fp8 or framework:megascale: coefficient and factor."""
+    """Factor of each coefficient by kind of run, such as gpu:h100, precision:fp8 or framework:megascale."""
     trends: Mapping[str, float] = field(default_factory=dict)
     """Logarithmic change of a coefficient per year of a framework's release."""
     release: float = 2026.0
-    """The release, as a year, that the coefficients are of."""
+    """The release, as a year, at which trends are zero."""
     interval: tuple[float, float] = (-0.25, 0.25)
-    """The 90% interval of the logarithm of measured over estimated step time where the GPU's own work is all of it."""
+    """90% interval of the logarithm of measured over estimated step time, for the GPU's own work alone."""
     error_sds: Mapping[str, float] = field(default_factory=lambda: dict(ERROR_SOURCES))
-    """Standard deviation of what each of ERROR_SOURCES adds, as far as it decides the step."""
+    """Standard deviation that each of ERROR_SOURCES adds, in proportion to its share of the step."""
 
     @property
     def spread(self) -> float:
-        """Standard deviation that a normal distribution of the same interval would have."""
+        """Standard deviation of a normal distribution with the same interval."""
         return (self.interval[1] - self.interval[0]) / 3.29
 
     def widening(self, shares: FloatArray) -> FloatArray:
-        """Return how many times wider the interval is where each of ERROR_SOURCES decides these shares of a step."""
+        """Return how many times wider the interval is where ERROR_SOURCES decide these shares of a step."""
         sds = np.array([self.error_sds[name] for name in ERROR_SOURCES])
-        factor: FloatArray = np.sqrt(1 + ((sds[:, None] * shares) ** 2).sum(axis=0) / self.spread**2)
-        return factor
+        result: FloatArray = np.sqrt(1 + ((sds[:, None] * shares) ** 2).sum(axis=0) / self.spread**2)
+        return result
 
     def coefficients_for(
         self, *, gpu: str, precision: str, framework: str, release: float | None = None
@@ -251,7 +250,7 @@ class TimeCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Hold the coefficients of one framework; without measurements, sensible defaults."""
+    """The coefficients of one framework, with sensible defaults."""
 
     framework: str = "megatron"
     time: TimeCalibration = field(default_factory=TimeCalibration)
@@ -259,8 +258,8 @@ class Calibration:
     origin: str = "defaults, not fitted"
     """The data that the coefficients were fitted to."""
     date: str = ""
-    """When they were fitted, as YYYY-MM-DD."""
+    """Date of the fit, as YYYY-MM-DD."""
     num_runs: int = 0
-    """How many measured runs that were."""
+    """Number of measured runs."""
     num_memory_runs: int = 0
-    """How many of them memory was fitted to; 0 where the account of the framework's code stands alone."""
+    """Number of measured runs that memory was fitted to; 0 where it is not fitted."""

@@ -1,4 +1,4 @@
-"""How long ranks take to exchange a message of a given size: the fastest of NCCL's algorithms and protocols.
+"""The time in which ranks exchange a message, with the fastest of NCCL's algorithms and protocols.
 
 Legend: n ranks in a group, k of them in one fast domain, d = n/k domains; V bytes that each rank ends up with or starts
 from; FAST and SLOW the links' rates times the share of them that a large message reaches (the fitted efficiencies).
@@ -30,30 +30,30 @@ from zenith_tune.layouts.layout_batch import BoolArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """Hold one way of sending: what it waits, and the share of the bandwidth of large messages that it reaches."""
+    """One way of sending: its waits, and the share of the bandwidth that large messages reach."""
 
     base: float
-    """Before the first step, in latencies of the fast link: the kernel's start."""
+    """Start of the kernel, in latencies of the fast link."""
     fast_step: float
-    """A step inside a fast domain, in the same."""
+    """A step inside a fast domain, in latencies of the fast link."""
     slow_step: float
     """A step between domains, in latencies of the network."""
     share: float
 
 
 LL = Protocol(base=1.22, fast_step=0.26, slow_step=0.47, share=0.14)
-"""Flags beside every four bytes: the quickest start."""
+"""A flag with every four bytes: the fastest start."""
 LL128 = Protocol(base=2.68, fast_step=0.64, slow_step=0.45, share=0.48)
 SIMPLE = Protocol(base=1.90, fast_step=1.26, slow_step=1.07, share=1.0)
 """Whole chunks behind a fence: the most bandwidth."""
 RING = (LL, LL128, SIMPLE)
 TREE = Protocol(base=1.90, fast_step=0.40, slow_step=2.14, share=0.64)
 SWITCH = Protocol(base=5.24, fast_step=1.85, slow_step=2.62, share=0.70)
-"""Switches that add up; the step inside a domain is that of one rank, since each has its part to drive."""
+"""Switches that add up; a step inside a domain is counted per rank."""
 SWITCH_NETWORK = 0.87
-"""Share of the network that such an all-reduce reaches."""
+"""Share of the network that an all-reduce by switches reaches."""
 MOST_ADAPTERS = 9.0
-"""Network adapters that one group of ranks keeps busy at most, however many ranks share a domain."""
+"""Most network adapters that one group of ranks keeps busy, however many ranks share a domain."""
 
 
 def gather_time(
@@ -68,7 +68,7 @@ def gather_time(
 def all_reduce_time(
     num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients
 ) -> FloatArray:
-    """Return the time to add up `num_bytes` of each rank and give all of them the sum."""
+    """Return the time to add up `num_bytes` of each rank on all of them."""
     levels = np.log2(ranks / near)
     inside = (near > 1) / (machine.fast_bytes_per_s * c.fast_efficiency)
     outside = (levels > 0) * _network_per_byte(near, machine, c)
@@ -80,14 +80,14 @@ def all_reduce_time(
 
 
 def _network_per_byte(near: FloatArray, machine: Machine, c: TimeCoefficients) -> FloatArray:
-    """Return the seconds of a byte that a domain sends over all adapters of the group's ranks."""
+    """Return the seconds per byte that a domain sends over all adapters of the group's ranks."""
     return (1 / (machine.slow_bytes_per_s * c.slow_efficiency)) / np.minimum(near, MOST_ADAPTERS)
 
 
 def _ring_time(
     num_bytes: Number, ranks: FloatArray, near: FloatArray, machine: Machine, c: TimeCoefficients, *, passes: int
 ) -> FloatArray:
-    """Return the time of a ring that goes around `passes` times, with the protocol that is best for it."""
+    """Return the time of a ring that goes around `passes` times, with its fastest protocol."""
     domains = ranks / near
     inside = (1 - 1 / near) / (machine.fast_bytes_per_s * c.fast_efficiency)
     outside = (1 - 1 / domains) * _network_per_byte(near, machine, c)
@@ -101,7 +101,7 @@ def _ring_time(
 
 
 def _tree_time(moving: FloatArray, near: FloatArray, levels: FloatArray, machine: Machine) -> FloatArray:
-    """Return the time of a tree between domains, a chain inside each, on whose slowest link the bytes take `moving`."""
+    """Return the time of a tree between domains and a chain inside each, whose slowest link takes `moving`."""
     waits = (TREE.base + 2 * TREE.fast_step * (near - 1)) * machine.fast_latency_s
     return waits + levels * (2 * TREE.slow_step * machine.slow_latency_s) + moving * (2 / TREE.share)
 
@@ -114,17 +114,17 @@ def _switch_time(
     levels: FloatArray,
     machine: Machine,
 ) -> FloatArray:
-    """Return the time of an all-reduce by switches that add up; never where the links have none."""
+    """Return the time of an all-reduce by switches that add up; infinite where the links have none."""
     waits = (SWITCH.base + SWITCH.fast_step * near) * machine.fast_latency_s
     waits = waits + levels * (2 * SWITCH.slow_step * machine.slow_latency_s)
-    # With more than two domains those in the middle of the tree receive from two: what they carry counts twice.
+    # With more than two domains those in the middle of the tree receive from two: their bytes count twice.
     network = outside * (np.where(levels > 1, 2.0, 1.0) / SWITCH_NETWORK)
     seconds = waits + num_bytes * np.maximum(inside / SWITCH.share, network)
     return np.where(np.asarray(machine.switch_sums) > 0, seconds, np.inf)
 
 
 EXCHANGE = Protocol(base=2.4, fast_step=0.3, slow_step=0.3, share=1.0)
-"""An all-to-all: a message to every other rank, all of them under way at once."""
+"""An all-to-all: a message to every other rank, all at once."""
 SEND = Protocol(base=2.0, fast_step=1.0, slow_step=1.2, share=1.0)
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a layout exchange, and how much of it no computation hides.
+"""The messages between the ranks of a layout, and how much of their time no computation hides.
 
 Ranks are laid out with tensor parallelism innermost, then context, data and pipeline (Megatron's tp-cp-ep-dp-pp).
 
@@ -24,11 +24,11 @@ from zenith_tune.layouts.layout_batch import LayoutBatch
 
 BF16 = 2.0
 ALL_TO_ALL = 0.5
-"""Share of the network that a plain all-to-all reaches: an assumption, since no run at hand shows it by itself."""
+"""Share of the network that a plain all-to-all reaches: assumed, not measured."""
 
 
 def ranks_nearby(ranks: FloatArray, stride: FloatArray, machine: Machine) -> FloatArray:
-    """Return how many ranks of a group with `stride` between neighbours share a fast domain."""
+    """Return how many ranks of a group with this `stride` share a fast domain."""
     return np.clip(np.floor(machine.fast_domain / stride), 1.0, ranks)
 
 
@@ -54,7 +54,7 @@ def tensor_time(
 def context_time(
     workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients, attention_s: FloatArray
 ) -> FloatArray:
-    """Return what of the ring of keys and values attention does not hide (Liu et al., Ring Attention, 2310.01889)."""
+    """Return the exposed ring of keys and values (Liu et al., Ring Attention, arXiv 2310.01889)."""
     cp, tp = layouts.cp.astype(np.float64), layouts.tp.astype(np.float64)
     message = tokens_per_rank(workload, layouts) * cp * workload.kv_size / tp * BF16
     ring = 3 * gather_time(message, cp, ranks_nearby(cp, tp, machine), machine, coefficients)
@@ -66,14 +66,14 @@ def expert_exchange_time(
 ) -> FloatArray:
     """Return the exposed exchange of one layer with experts: tokens go out and come back, forward and backward.
 
-    Nothing runs beside a plain all-to-all. Kernels like DeepEP's use the network fully, send a token to a node once and
-    run beside other work: what that leaves exposed is measured as a whole.
+    A plain all-to-all overlaps with nothing. Kernels like DeepEP's use the network fully, send a token to a node once
+    and overlap with other work: their exposed share is fitted.
     """
     w, c = workload, coefficients
     if not np.any(w.num_moe_layers):
         return np.zeros(len(layouts))
     ep, etp = layouts.ep.astype(np.float64), layouts.etp.astype(np.float64)
-    busiest, _ = busiest_rank(w, layouts)  # that receives the most going out, and sends the most coming back
+    busiest, _ = busiest_rank(w, layouts)  # it receives and sends back the most
     routed = w.top_k * tokens_per_rank(w, layouts) / layouts.tp * w.hidden * BF16 * busiest
     near = ranks_nearby(ep, etp, machine)
     share = np.where(w.fused_dispatch, c.slow_efficiency, ALL_TO_ALL)
@@ -95,12 +95,12 @@ def handover_time(
 
 
 NEVER_HIDDEN = 0.1
-"""Share of the traffic that stays exposed whatever runs beside it: the first bucket, and the last."""
+"""Share of the traffic that is always exposed: the first bucket and the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalParams:
-    """Hold how many parameters one rank of the fullest stage has, in how many layers."""
+    """Number of parameters of one rank of the fullest stage, and of its layers."""
 
     dense: FloatArray
     experts: FloatArray
@@ -108,7 +108,7 @@ class LocalParams:
 
 
 def local_params(workload: Workload, layouts: LayoutBatch, stage_layers: FloatArray) -> LocalParams:
-    """Return the parameters of one rank whose stage has `stage_layers`; each end of a pipeline has a vocabulary."""
+    """Return the parameters of a rank with `stage_layers`; each end of a pipeline has a vocabulary."""
     w, tp = workload, layouts.tp
     moe_share = w.num_moe_layers / w.num_layers
     per_layer = w.attention_params + 2 * w.norm_params
@@ -119,14 +119,14 @@ def local_params(workload: Workload, layouts: LayoutBatch, stage_layers: FloatAr
 
 
 BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK = 40e6, 1e6
-"""Megatron's buckets: 40 million parameters, or a million for each data-parallel rank where that is more."""
+"""Megatron's buckets: 40 million parameters, or a million per data-parallel rank where that is more."""
 BUCKETS = {"deepspeed": 5e8, "megatron-deepspeed": 5e8, "hf-accelerate": 12.5e6, "nanotron": np.inf}
-"""Parameters of a bucket elsewhere: DeepSpeed's reduce_bucket_size, the 25 MB of PyTorch's DDP in half precision."""
+"""Parameters per bucket elsewhere: DeepSpeed's reduce_bucket_size, 25 MB of PyTorch's DDP in half precision."""
 Collective = Callable[[FloatArray, FloatArray, FloatArray, Machine, TimeCoefficients], FloatArray]
 
 
 def bucket_params(framework: FrameworkSpec, params: LocalParams, layouts: LayoutBatch) -> FloatArray:
-    """Return how many parameters are exchanged at once: those of a bucket, or of a layer where weights are sharded."""
+    """Return the parameters exchanged at once: those of a bucket, or of a layer where weights are sharded."""
     ranks = layouts.dp * layouts.cp
     usual = BUCKETS.get(framework.name) or np.maximum(BUCKET_PARAMS, BUCKET_PARAMS_PER_RANK * ranks)
     return np.where(layouts.zero == 3, (params.dense + params.experts) / params.layers, usual)
@@ -177,7 +177,7 @@ def data_time(
     """Return the exposed time of reducing gradients and gathering weights; `pass_s` is one micro-batch of a stage."""
     c, m = coefficients, layouts.num_micro_batches
     bucket = bucket_params(framework, params, layouts)
-    # Bandwidth falls as domains are added, latency does not: the same bytes count for more.
+    # Bandwidth falls as domains are added, latency does not: bytes are weighted.
     weight = np.maximum(layouts.dp * layouts.cp * layouts.tp / machine.fast_domain, 1.0) ** c.data_decay
     weights = exchange_time(gather_time, params, bucket, machine, layouts, BF16 * weight, c)
     reduced = framework.reduced_gradient_bytes * trained_share

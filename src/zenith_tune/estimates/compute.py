@@ -1,11 +1,10 @@
-"""How long the work of one layer and one micro-batch takes on one rank, forward and backward.
+"""The compute time of one layer and one micro-batch on one rank, forward and backward.
 
 Legend: t tokens of a micro-batch on one context-parallel rank, s sequence length, h hidden size.
 
 A matrix product of f operations takes f / (peak * efficiency) (Williams et al., "Roofline", CACM 52 (2009)); its
-backward pass takes two of them, or one where the weights are frozen. What it must read and write whatever its size, the
-weights and the gradients that are added up, is counted in bytes: this is why small micro-batches and thin shards are
-slow.
+backward pass takes two of them, or one where the weights are frozen. Reading weights and adding up gradients, whatever
+the batch, is counted in bytes: this is why small micro-batches and thin shards are slow.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from zenith_tune.estimates.workload import FloatArray, Machine, Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 READ_TRAFFIC, GRADIENT_TRAFFIC = 4.0, 10.0
-"""Bytes per weight and micro-batch: read in bf16 twice; of a trained one, once more and added to a gradient in fp32."""
+"""Bytes per weight and micro-batch: two reads in bf16; if it is trained, a third and an fp32 gradient added up."""
 
 
 def flops_per_weight(workload: Workload) -> Number:
@@ -29,29 +28,28 @@ def flops_per_weight(workload: Workload) -> Number:
 
 
 def weight_traffic(workload: Workload) -> Number:
-    """Return the bytes that are moved of a weight for each micro-batch, whatever its size."""
+    """Return the bytes moved per weight and micro-batch, whatever the size of the latter."""
     return READ_TRAFFIC + GRADIENT_TRAFFIC * workload.trained_share
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """Hold the seconds of one dense layer and of one with experts, forward and backward."""
+    """Seconds of one dense layer and of one with experts, forward and backward."""
 
     dense_s: FloatArray
     expert_s: FloatArray
-    """A layer with experts; equal to dense_s in a model without."""
+    """Seconds of a layer with experts; equal to dense_s in a model without."""
     attention_s: FloatArray
-    """What of both is the attention kernel, forward and backward."""
+    """Seconds of the attention kernel in either."""
 
 
 def tokens_per_rank(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return t, the tokens of one micro-batch that a rank sees."""
-    tokens: FloatArray = layouts.mbs * (workload.seq_len / layouts.cp)
-    return tokens
+    return layouts.mbs * (workload.seq_len / layouts.cp)
 
 
 def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients) -> LayerTime:
-    """Return how long one layer computes per micro-batch."""
+    """Return the compute time of one layer per micro-batch."""
     w, c = workload, coefficients
     tokens, tp = tokens_per_rank(w, layouts), layouts.tp.astype(np.float64)
     flops = machine.matrix_flops * c.gemm_efficiency
@@ -71,7 +69,7 @@ def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeff
 def attention_time(
     workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
 ) -> FloatArray:
-    """Return how long scores and their product with the values take, forward and backward, under a causal mask."""
+    """Return the time of scores and their product with the values, forward and backward, under a causal mask."""
     w, tokens = workload, tokens_per_rank(workload, layouts)
     flops = 3 * tokens * w.seq_len * (w.query_size + w.value_size) / layouts.tp
     kernel = flops / (machine.attention_flops * coefficients.attention_efficiency)
@@ -88,13 +86,13 @@ def _expert_time(
     memory: FloatArray | float,
     c: TimeCoefficients,
 ) -> FloatArray:
-    """Return the time of the routed and shared experts, for the rest of which waits the busiest rank."""
+    """Return the time of the routed and shared experts on the busiest rank, which the others wait for."""
     w, tp = workload, layouts.tp.astype(np.float64)
     busiest, _ = busiest_rank(w, layouts)
     routed = w.top_k * tokens / tp * busiest
     local = w.num_experts * w.expert_params / (layouts.ep * layouts.etp)
     narrow = 1 + c.expert_narrowness * layouts.etp / np.maximum(w.moe_ffn_hidden, 1.0)
-    # The product of one expert is summed up while the weights of the next are read.
+    # The product of one expert overlaps with reading the weights of the next.
     product = flops_per_weight(w) * routed * w.expert_params * narrow / (flops * c.expert_efficiency)
     work = np.hypot(product, local * weight_traffic(w) / memory)
     moved = routed * (w.moe_ffn_hidden * c.ffn_passes + w.hidden * c.expert_passes) / memory
@@ -103,12 +101,11 @@ def _expert_time(
 
 
 def head_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients) -> FloatArray:
-    """Return how long the logits and the loss take per micro-batch, with the layers that predict further tokens."""
+    """Return the time of the logits and the loss per micro-batch, also of multi-token prediction."""
     w, c = workload, coefficients
     tokens = tokens_per_rank(w, layouts) * (1 + w.num_mtp_layers)
     memory = machine.memory_bytes_per_s * c.memory_efficiency
     product = w.embedding_params * (
         flops_per_weight(w) * tokens / (machine.attention_flops * c.gemm_efficiency) + weight_traffic(w) / memory
     )
-    result: FloatArray = (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp
-    return result
+    return (product + tokens * w.vocab * c.logit_passes / memory) / layouts.tp

@@ -1,8 +1,7 @@
 """Peak memory of each layout: the fullest stage, at the fullest moment of a step.
 
-The moments are the loss going forward, the loss going backward, the attention and the feed-forward part of the first
-layer to go backward, the last layer to go backward (where gradients are freed after each step), and the optimizer's
-step; the peak is the largest of them.
+The moments are the loss in the forward and in the backward pass, the attention and the feed-forward part of the first
+layer of the backward pass, its last layer (where gradients are freed after each step), and the optimizer's step.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from zenith_tune.units import GIB
 
 _TEMPORARY = ("activations", "working", "logits", "step")
 CONTEXT_SPREAD = 0.5 * GIB
-"""What CUDA contexts and communication buffers differ by between machines; stated, not fitted."""
+"""Standard deviation of CUDA contexts and communication buffers between machines; assumed, not fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Hold one number per layout; the parts add up to the device memory."""
+    """Memory of each layout; the parts add up to the device memory."""
 
     stage: FloatArray
-    """The pipeline rank that the figures are of."""
+    """The estimated pipeline rank."""
     allocated_bytes: FloatArray
-    """Peak of what the allocator has given out, as torch.cuda.max_memory_allocated says."""
+    """Peak of the allocated bytes, as torch.cuda.max_memory_allocated returns it."""
     device_bytes: FloatArray
-    """What the device must hold: with the allocator's reserve, the CUDA context and communication buffers."""
+    """Allocated bytes with the allocator's reserve, the CUDA context and communication buffers."""
     parts: Parts
     routed_spread: FloatArray | float = 0.0
-    """Standard deviation of what the busiest expert-parallel rank keeps, over the loads that it may have."""
+    """Standard deviation of the busiest expert-parallel rank's bytes over its possible loads."""
 
     @property
     def unsure_bytes(self) -> FloatArray:
-        """Standard deviation of what no run measured: reserve by its size, context by CONTEXT_SPREAD, and routing."""
+        """Standard deviation of unmeasured bytes: reserve by its size, context by CONTEXT_SPREAD, and routing."""
         variances = np.square(self.parts["reserve"]) + CONTEXT_SPREAD**2 + np.square(self.routed_spread)
         return np.sqrt(variances)
 
@@ -56,9 +55,9 @@ def estimate_memory(
     coefficients: MemoryCoefficients,
     stage: FloatArray | None = None,
 ) -> MemoryEstimate:
-    """Return the memory of each layout on pipeline rank `stage`, or on the rank that needs the most.
+    """Return the memory of each layout on pipeline rank `stage`, or on the fullest rank.
 
-    It is what most runs need: the account, times exp(log_middle) of the coefficients.
+    It is that of a typical run: the account times exp(log_middle) of the coefficients.
     """
     if stage is None:
         stage = fullest_stage(workload, layouts, framework, coefficients)
@@ -77,7 +76,7 @@ def estimate_memory(
 
 
 def fullest_stage(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients) -> FloatArray:
-    """Return the pipeline rank that needs the most of those that may: a row for each set of coefficients."""
+    """Return the fullest pipeline rank, a row for each set of coefficients."""
     peak = _peak(w, layouts, f, c, np.zeros(len(layouts)))
     best = np.zeros_like(peak)
     for rank in _likely_ranks(w, layouts, f):
@@ -90,30 +89,25 @@ def fullest_stage(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: Memory
 
 
 def _likely_ranks(w: Workload, layouts: LayoutBatch, f: FrameworkSpec) -> list[FloatArray]:
-    """Return the ranks beside the first that may need the most: the last, and the first ones of their kind; or 0.
+    """Return the other ranks that may be fuller than the first, or 0 where there is none.
 
-    The first holds the embedding and the most micro-batches, the last the loss; the second may hold one layer more than
-    the first. Where dense layers lead the model, the rank at which they end and the next may be heavier than those. All
-    others hold no more than one of these.
+    The first rank has the embedding and the most micro-batches, the last the loss; the second may have one layer more
+    than the first. Where dense layers lead the model, the rank at which they end and the next may be fuller. All others
+    are at most as full as one of these.
     """
     last = layouts.pp.astype(np.float64) - 1.0
     second = np.minimum(last, 1.0)
     if is_mixed(w) and f.pipeline_split == "cost":
-        # Dealt by cost, any stage may have a layer more than the one before.
+        # Distributed by cost, any stage may have a layer more than the one before.
         return [np.minimum(last, float(rank)) for rank in range(1, int(layouts.pp.max(initial=1)))]
     if is_mixed(w):
         with_experts = first_moe_rank(w, layouts, f)
         between = np.maximum(with_experts - 1.0, second)
         return [second, last, with_experts, np.where(between > second, between, 0.0)]
-    return [_where_it_has_more_layers(w, layouts, f, second), last]
-
-
-def _where_it_has_more_layers(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, second: FloatArray) -> FloatArray:
-    """Return the second stage where it has more layers than the first, else 0."""
     if f.pipeline_split == "cost":
-        return np.zeros_like(second)
+        return [last]
     more = even_stage_layers(w.num_layers, layouts, second) > even_stage_layers(w.num_layers, layouts, 0.0 * second)
-    return second * more
+    return [second * more, last]
 
 
 def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, rank: FloatArray) -> FloatArray:
@@ -121,8 +115,7 @@ def _peak(w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoeffici
     stage = Stage.of(w, layouts, f, rank)
     state = state_memory(w, stage, f)
     found = [_total(moment) for moment in moments(w, stage, f, c, state)]
-    result: FloatArray = reduce(np.maximum, found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
-    return result
+    return reduce(np.maximum, found) + state.weights + state.optimizer + buffers(w, stage, f, c, state)
 
 
 def _parts(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients) -> Parts:

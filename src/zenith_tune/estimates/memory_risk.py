@@ -1,11 +1,11 @@
-"""How sure an estimate of memory is: its interval, the probability that it does not fit, and what a tight fit costs.
+"""The uncertainty of estimated memory: its interval, the probability of running out, and the cost of a tight fit.
 
-The distribution of measured over estimated is that of the runs it was calibrated on, kept as quantiles; it is not taken
-for normal, since measured memory has a long upper tail.
+Measured over estimated memory is distributed as in the runs of the calibration, kept as quantiles because measured
+memory has a long upper tail.
 
-A layout that all but fills its memory is slow: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33
-TFLOP/s (Megatron-LM PR 6311), since the allocator frees and claims blocks again and again. Layouts are ranked by the
-step that is expected over that risk, `expected_step`, not by the one that is likeliest.
+A layout that almost fills its memory is slow: a DeepSeek-V3-shaped model on H100 at 79.7 GB of 80 fell from 225 to 33
+TFLOP/s (Megatron-LM PR 6311), because the allocator keeps freeing and claiming blocks. Layouts are ranked by their
+mean step over that risk, `expected_step`, not by the likeliest one.
 """
 
 from __future__ import annotations
@@ -21,41 +21,36 @@ from zenith_tune.estimates.workload import FloatArray, Number, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 LEAST_SPREAD = 1e-3
-"""Of the logarithm; what calibrations without any error are taken to have."""
+"""Least standard deviation of the logarithm of measured over estimated memory."""
 TIGHT = 0.99
-"""Share of the memory at which half of the price of a full one is paid."""
+"""Share of the memory at which a step has half of the slowdown of a full one."""
 WIDTH = 0.0025
-"""How gradually, as a share of the memory, a step slows down."""
+"""Width of the transition, as a share of the memory."""
 CRASH = 1.1
-"""What a layout that runs out of memory is charged, in steps of its own: a lost start, and a slower one in its place.
-A coarse figure, and no fit: published best layouts that are stated a risk of 5 to 11% did run, so it is not large."""
+"""Charge for running out of memory, in steps of the layout: assumed, and small because published best layouts with a
+predicted risk of 5 to 11% did run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRisk:
-    """Hold, for each layout, how likely it is to run out of memory, or to run with next to none left."""
+    """The memory risk of each layout."""
 
     oom: FloatArray
-    """That it needs more than the device has."""
+    """Probability that it needs more than the device has."""
     tight: FloatArray
-    """That it fits, and all but fills the device."""
-
-    def given_it_fits(self) -> MemoryRisk:
-        """Return the risk of layouts of which is known that they run."""
-        fits = np.maximum(1.0 - self.oom, 1e-12)
-        return MemoryRisk(oom=np.zeros_like(self.oom), tight=np.minimum(self.tight / fits, 1.0))
+    """Probability that it fits, but almost fills the device."""
 
     def mixed(self, other: MemoryRisk, share: float) -> MemoryRisk:
-        """Return the risk where a `share` of runs have that of the other."""
+        """Return the risk where a `share` of runs have the other one."""
         return MemoryRisk(
             oom=(1.0 - share) * self.oom + share * other.oom, tight=(1.0 - share) * self.tight + share * other.tight
         )
 
 
 def expected_step(roomy_s: FloatArray, risk: MemoryRisk, thrash: Number) -> FloatArray:
-    """Return the mean step over the errors of memory: what layouts are ranked by.
+    """Return the mean step over the errors of memory, by which layouts are ranked.
 
-    `roomy_s` is the step with memory to spare, `thrash` how many times longer it takes where the memory is full.
+    `roomy_s` is the step with memory to spare, `thrash` the slowdown where memory is full.
 
     >>> risk = MemoryRisk(oom=np.array([0.0, 0.2]), tight=np.array([0.0, 0.1]))
     >>> expected_step(np.array([10.0, 9.0]), risk, 4.0).round(1).tolist()
@@ -67,9 +62,9 @@ def expected_step(roomy_s: FloatArray, risk: MemoryRisk, thrash: Number) -> Floa
 def layout_risk(
     w: Workload, layouts: LayoutBatch, f: FrameworkSpec, c: MemoryCoefficients, usable_bytes: FloatArray | float
 ) -> tuple[MemoryEstimate, MemoryRisk]:
-    """Return the memory of layouts, and the risk that each takes.
+    """Return the memory of layouts, and the risk of each.
 
-    Where runs may be of a variant of the framework, the risk is that of both, `c.variant_share` of the latter.
+    Where runs may be of a variant of the framework, the risk is a mixture with `c.variant_share` of the variant.
     """
     memory = estimate_memory(w, layouts, f, c)
     risk = memory_risk(memory, usable_bytes, c)
@@ -82,7 +77,7 @@ def layout_risk(
 def memory_risk(memory: MemoryEstimate, usable_bytes: FloatArray | float, c: MemoryCoefficients) -> MemoryRisk:
     """Return the risk of an estimate on devices of this memory."""
     oom = oom_probability(memory.device_bytes, usable_bytes, c, memory.unsure_bytes)
-    # A step slows down over a width: as good as an edge of which is not known where it lies.
+    # The gradual slowdown is equivalent to a sharp one at an uncertain edge.
     unsure_bytes = np.hypot(memory.unsure_bytes, WIDTH * LOGISTIC_SD * memory.device_bytes)
     full = oom_probability(memory.device_bytes, TIGHT * usable_bytes, c, unsure_bytes)
     return MemoryRisk(oom=oom, tight=np.maximum(full - oom, 0.0))
@@ -100,8 +95,8 @@ def oom_probability(
 ) -> FloatArray:
     """Return the probability that a layout needs more than the device has.
 
-    The errors of measured runs are of what the allocator gave out. `unsure_bytes`, the standard deviation of what lies
-    beyond, widens them: as independent errors do, in quadrature.
+    The errors of measured runs are those of allocated bytes. `unsure_bytes`, the standard deviation of the other bytes,
+    is added to them in quadrature.
 
     >>> oom_probability(np.array([60e9, 80e9, 100e9]), 80e9, MemoryCoefficients()).round(2).tolist()
     [0.0, 0.5, 1.0]
@@ -118,8 +113,7 @@ def oom_probability(
 
 def memory_spread(memory: MemoryEstimate, c: MemoryCoefficients) -> FloatArray:
     """Return the standard deviation of the logarithm of needed over estimated device memory."""
-    result: FloatArray = np.hypot(c.log_spread, memory.unsure_bytes / memory.device_bytes)
-    return result
+    return np.hypot(c.log_spread, memory.unsure_bytes / memory.device_bytes)
 
 
 def memory_quantiles(
@@ -129,10 +123,10 @@ def memory_quantiles(
     variant: FloatArray | None = None,
     spread: FloatArray | None = None,
 ) -> FloatArray:
-    """Return one row per level: what a measurement stays under with that probability.
+    """Return one row per level: the bytes that a measurement stays under with that probability.
 
-    Where runs may be of a variant of the framework, it is a mixture of both, `c.variant_share` of the latter. `spread`
-    is that of `memory_spread` where device memory is estimated, and not what the allocator gives out.
+    Where runs may be of a variant of the framework, it is a mixture with `c.variant_share` of the variant. `spread` is
+    that of `memory_spread` for device memory instead of allocated memory.
 
     >>> memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist()
     [90.0, 100.0, 111.0]
@@ -151,11 +145,10 @@ def memory_quantiles(
 
 
 def _widened(c: MemoryCoefficients, spread: FloatArray) -> FloatArray:
-    """Return the errors of the coefficients, one row for each `spread` that they are to have."""
+    """Return the errors of the coefficients scaled to each `spread`, a row for each."""
     errors = np.asarray(c.log_errors)
     middle = float(np.median(errors))
-    result: FloatArray = middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
-    return result
+    return middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
 
 
 def _spread(c: MemoryCoefficients) -> float:
@@ -163,7 +156,7 @@ def _spread(c: MemoryCoefficients) -> float:
 
 
 def slowdown(device_bytes: FloatArray, capacity: Number, thrash: Number) -> FloatArray:
-    """Return how much longer a step takes for want of memory; `thrash` is how much where the memory is full.
+    """Return how much longer a step takes for lack of memory; `thrash` is the factor where it is full.
 
     >>> slowdown(np.array([50.0, 99.0, 110.0]), 100.0, 5.0).round(2).tolist()
     [1.0, 3.0, 5.0]

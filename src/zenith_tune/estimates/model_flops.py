@@ -1,10 +1,10 @@
-"""The work that a model asks for, whatever the layout: what an achieved rate is measured against.
+"""The floating-point operations of a model, whatever the layout, which achieved rates refer to.
 
 Legend: s sequence length, h hidden size, V vocabulary, q and v widths of all query and value heads together.
 
 Follows Megatron-LM's num_floating_point_operations (Megatron Core 0.16): 6 operations per token and weight that takes
 part in a matrix product, of which 2 forward and 4 backward; scores and values count half, for the causal mask;
-recomputation, norms and the embedding lookup count nothing.
+recomputation, norms and the embedding lookup are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 
 
 def matrix_params(model: ModelSpec) -> int:
-    """Return the weights that multiply one token: attention, the dense and the chosen experts' feed-forward, logits."""
+    """Return the weights that multiply one token: attention, dense and chosen experts' feed-forward, logits."""
     dense = (model.num_layers - model.num_moe_layers) * model.dense_mlp_params
     experts = model.num_moe_layers * (model.top_k * model.expert_params + model.shared_expert_params)
     router = model.num_moe_layers * model.router_params
@@ -32,7 +32,7 @@ def flops_per_token(model: ModelSpec, seq_len: int) -> float:
 
 
 def forward_flops_per_token(model: ModelSpec, seq_len: float) -> float:
-    """Return the operations of one token's forward pass, every score counted.
+    """Return the operations of one token's forward pass, without a causal mask.
 
     For a dense GPT it is eq. 2 of Narayanan et al. 2021 (arXiv 2104.04473), 24*l*h^2*(1 + s/6h + V/12lh) a token.
 

@@ -1,9 +1,8 @@
-"""How unequal the loads of expert-parallel ranks are, which decides how long a layer waits and what the fullest keeps.
+"""The unequal loads of expert-parallel ranks, of which the busiest decides time and memory.
 
-Loads of experts are taken to be log-normal around their mean, and independent between the experts and layers of a model
-but for their sum, which is that of all tokens. How far they are apart is part of the job: 0 with forced load balancing,
-with which Megatron-LM is benchmarked; `planner.limits.IMBALANCE` with a trained router. One that is given token ids
-drawn at random is worse: Gini coefficients of 0.29 to 0.38 (arXiv 2605.20982), v of 0.56 to 0.8.
+Loads of experts are taken to be log-normal around their mean and independent, except that they sum to all tokens. Their
+spread v is part of the job: 0 with forced load balancing, as in Megatron-LM's benchmarks; `planner.limits.IMBALANCE`
+with a trained router; 0.56 to 0.8 with random token ids (Gini coefficients of 0.29 to 0.38, arXiv 2605.20982).
 
 Legend: E experts, ep expert-parallel ranks, L layers, v standard deviation of the loads of experts over their mean.
 """
@@ -38,7 +37,7 @@ def busiest_rank(w: Workload, layouts: LayoutBatch, num_layers: Number = 1.0) ->
 
 
 def busiest_of(spread: FloatArray, ranks: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return the mean and the standard deviation of the largest of so many loads, whose sum is known.
+    """Return the mean and the standard deviation of the largest of `ranks` loads with a known sum.
 
     >>> [figure.round(2).tolist() for figure in busiest_of(np.array([0.35, 0.35]), np.array([1, 8]))]
     [[1.0, 1.54], [0.0, 0.26]]

@@ -25,34 +25,34 @@ from zenith_tune.layouts.stages import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Hold one stage of each layout."""
+    """One stage of each layout."""
 
     layouts: LayoutBatch
     is_first: FloatArray
-    """1 where the stage holds the embedding, else 0."""
+    """1 where the stage has the embedding, else 0."""
     is_last: FloatArray
-    """1 where the stage holds the output layer and the loss, else 0."""
+    """1 where the stage has the output layer and the loss, else 0."""
     dense_layers: FloatArray
     moe_layers: FloatArray
     mtp_layers: FloatArray
-    """Layers for multi-token prediction, which come after the last one."""
+    """Layers for multi-token prediction, after the last one."""
     in_flight: FloatArray
-    """Micro-batches whose activations wait on the stage."""
+    """Micro-batches whose activations the stage keeps."""
     tokens: FloatArray
     tp: FloatArray
     sequence_split: FloatArray
-    """By what sequence parallelism cuts the tensors of hidden size."""
+    """Ranks over which sequence parallelism splits tensors of hidden size."""
     padded_vocab: Number
     """One rank's share of the vocabulary, as the framework pads it."""
 
     @property
     def layers(self) -> FloatArray:
-        """Layers of the stage, of either kind."""
+        """Layers of the stage, dense and with experts."""
         return self.dense_layers + self.moe_layers
 
     @classmethod
     def of(cls, workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> Self:
-        """Take the stage of pipeline rank `rank` of each layout."""
+        """Return the stage of pipeline rank `rank` of each layout."""
         layers = _layers(workload, layouts, framework, rank)
         dense = _dense_layers(workload, layouts, framework, rank, layers)
         tp, is_last = layouts.tp.astype(np.float64), (rank == layouts.pp - 1).astype(np.float64)
@@ -83,7 +83,7 @@ def first_moe_rank(workload: Workload, layouts: LayoutBatch, framework: Framewor
     w, last = workload, layouts.pp - 1.0
     num_dense = np.where(np.asarray(w.num_moe_layers) > 0, w.num_layers - w.num_moe_layers, 0.0)
     rank = np.zeros_like(last)
-    # Every chunk has a layer, so that no more ranks than there are dense layers can hold one in their first chunk.
+    # Every chunk has a layer, so that at most `num_dense` ranks have a dense layer in their first chunk.
     for other in range(int(min(num_dense.max(), last.max(initial=0.0)))):
         rank = rank + (_before(w, layouts, framework, np.full_like(last, other)) < num_dense)
     result: FloatArray = np.minimum(rank, last)
@@ -114,7 +114,7 @@ def _dense_layers(
 
 
 def _before(w: Workload, layouts: LayoutBatch, framework: FrameworkSpec, chunk: FloatArray) -> FloatArray:
-    """Return the layers ahead of a chunk of the model; where blocks are dealt by cost, each rank has one chunk."""
+    """Return the layers before a chunk of the model; where blocks are distributed by cost, a rank has one chunk."""
     if framework.pipeline_split == "cost":
         return layers_before_cost_stage(*_cost_split(w, layouts), chunk)
     return layers_before_chunk(w.num_layers, layouts, chunk)
@@ -126,28 +126,27 @@ def _cost_split(w: Workload, layouts: LayoutBatch) -> tuple[Number, Number, Numb
 
 
 def network_waits(layouts: LayoutBatch, framework: FrameworkSpec) -> BoolArray:
-    """Tell where every message between nodes waits: on many GPUs, and for pipelines whose gradients are all-reduced."""
+    """Return where every message between nodes waits: on many GPUs, and in pipelines with all-reduced gradients."""
     unsharded = (layouts.zero == 0) & (layouts.dp > 1) & (layouts.pp > 1)
     least_gpus = np.where(unsharded, framework.unsharded_waiting_gpus, framework.waiting_gpus)
-    waits: BoolArray = layouts.num_gpus >= least_gpus
-    return waits
+    return layouts.num_gpus >= least_gpus
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoads:
-    """Hold the layers of the fullest stage and of the last one, which has the logits too."""
+    """Layers of the fullest stage, and of the last one, which also has the logits."""
 
     fullest: FloatArray
     last: FloatArray
 
 
 def stage_loads(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec) -> StageLoads:
-    """Return the loads of every layout under the framework's way of cutting a model."""
+    """Return the loads of every layout under the framework's pipeline split."""
     last = layouts.pp.astype(np.float64) - 1
     if framework.pipeline_split == "cost":
         stages = [np.zeros_like(last), np.minimum(last, 1.0), last]
     else:
-        # The second is the fullest but where it is the last: of two stages the first may have a layer more.
+        # The second is the fullest, except that of two stages the first may have a layer more.
         stages = [np.where(last > 1, 1.0, 0.0), last]
     layers = [_layers(workload, layouts, framework, stage) for stage in stages]
     return StageLoads(np.maximum.reduce(layers), layers[-1])

@@ -1,4 +1,4 @@
-"""What a rank keeps between steps: weights, gradients and optimizer states, and what the optimizer's step adds.
+"""Memory that a rank keeps between steps (weights, gradients, optimizer states), and that the optimizer's step adds.
 
 Mixed precision keeps 2 + 4 + 12 bytes per parameter (weights, fp32 gradients, fp32 master copy and two moments); ZeRO
 shards the optimizer over the data-parallel ranks at stage 1, gradients at 2, weights at 3 (Rajbhandari et al. 2020,
@@ -22,13 +22,13 @@ AHEAD = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParams:
-    """Hold how many parameters a rank of a stage has, before any sharding over data-parallel ranks."""
+    """Parameters of a rank of a stage, before sharding over data-parallel ranks."""
 
     matrices: FloatArray
-    """Of the layers: attention and feed-forward parts, router and norms, without experts."""
+    """Parameters of the layers without experts: attention, feed-forward parts, router and norms."""
     experts: FloatArray
     embedding: FloatArray
-    """The embedding with its positions; on a stage that has the output layer too, nothing where both are tied."""
+    """Parameters of embedding and positions; a tied embedding is counted in `head` where the stage has both."""
     head: FloatArray
 
     @property
@@ -39,17 +39,17 @@ class StageParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMemory:
-    """Hold bytes per rank of a stage."""
+    """State bytes per rank of a stage."""
 
     weights: FloatArray
     gradients: FloatArray
     optimizer: FloatArray
     step: FloatArray
-    """What the optimizer's step needs for its while."""
+    """Temporary bytes of the optimizer's step."""
     buckets: FloatArray
-    """Buckets in which unsharded gradients are reduced."""
+    """Bytes of buckets in which unsharded gradients are reduced."""
     layer_casts: FloatArray
-    """Half-precision copies of the matrices of all layers, where autocast makes them."""
+    """Bytes of half-precision copies of the layers' matrices that autocast makes."""
     head_casts: FloatArray
 
 
@@ -72,25 +72,23 @@ def stage_params(workload: Workload, stage: Stage) -> StageParams:
 
 
 def _embedding(w: Workload, stage: Stage) -> FloatArray:
-    """Return the embedding's parameters; the stage that predicts several tokens has a copy (`mtp_process`)."""
+    """Return the embedding's parameters; a stage with multi-token prediction has a copy (`mtp_process`)."""
     here = np.maximum(stage.is_first, stage.mtp_layers > 0)
-    # A table that serves as the output layer too is counted there.
+    # A table that is also the output layer is counted there.
     table = stage.padded_vocab * w.hidden * (1.0 - stage.is_last * w.tied)
-    result: FloatArray = here * (table + w.position_params)
-    return result
+    return here * (table + w.position_params)
 
 
 def _joins(w: Workload, stage: Stage) -> FloatArray:
-    """Return what joins a hidden state and the next token's embedding: a matrix of 2h by h, and three norms.
+    """Return the parameters that join a hidden state and the next token's embedding: 2h by h, and three norms.
 
     MultiTokenPredictionLayer of Megatron Core: eh_proj; enorm, hnorm and final_layernorm.
     """
-    result: FloatArray = stage.mtp_layers * (2.0 * w.hidden**2 / stage.tp + 3.0 * w.norm_params)
-    return result
+    return stage.mtp_layers * (2.0 * w.hidden**2 / stage.tp + 3.0 * w.norm_params)
 
 
 def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> StateMemory:
-    """Return what a rank of a stage keeps between steps, by kind."""
+    """Return the state of a rank of a stage by kind."""
     f, params, layouts = framework, stage_params(workload, stage), stage.layouts
     dense, experts, trained = params.dense, params.experts, workload.trained_share
     shard, expert_shard = layouts.dp * layouts.cp, np.maximum(layouts.edp, 1)
@@ -110,19 +108,17 @@ def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> 
 
 
 def _cached(w: Workload, stage: Stage, f: FrameworkSpec, params: StageParams) -> FloatArray | float:
-    """Return quantised copies of the weights, which a sharded optimizer may do without."""
+    """Return the bytes of quantised copies of the weights, which a sharded optimizer may not need."""
     if not np.any(w.narrow):
         return 0.0
     share = w.narrow * (1.0 - w.gathers_fp8 * (stage.layouts.zero >= 1))
-    result: FloatArray = f.narrow_weight_bytes * share * (params.matrices + params.experts)
-    return result
+    return f.narrow_weight_bytes * share * (params.matrices + params.experts)
 
 
 def _gathered(stage: Stage, params: StageParams) -> FloatArray:
-    """Return what sharded weights are gathered into: the layer that computes, the next one, and the two tables.
+    """Return the bytes of gathered weights: the current layer, the next one, and the two tables.
 
     torch.distributed.fsdp gathers in half precision, one layer ahead, and leaves its root unit gathered.
     """
     layers = (params.matrices + params.experts) / np.maximum(stage.layers, 1.0)
-    result: FloatArray = HALF * (AHEAD * layers + params.embedding + params.head)
-    return result
+    return HALF * (AHEAD * layers + params.embedding + params.head)

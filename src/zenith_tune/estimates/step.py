@@ -1,4 +1,4 @@
-"""One estimate of a batch of layouts: memory, time, and the risk that the one does not hold the other."""
+"""The estimate of a batch of layouts: memory, time and the risk of running out of memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def time_with_room(
     calibration: Calibration,
     **changed: float,
 ) -> TimeEstimate:
-    """Estimate time with memory to spare, which is a fifth of the whole work, with `changed` coefficients."""
+    """Estimate time alone, as with memory to spare, with `changed` coefficients."""
     workload, machine, coefficients = _known(model, cluster, job, calibration)
     return estimate_time(workload, machine, layouts, job.framework, replace(coefficients, **changed))
 

@@ -1,4 +1,4 @@
-"""How long a training step takes: layers, traffic between ranks, the pipeline and what comes once per step."""
+"""The time of a training step: layers, messages between ranks, the pipeline, and what comes once per step."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from zenith_tune.layouts.layout_batch import (
 )
 
 FORWARD = 1 / 3
-"""Share of a layer's time that is its forward pass."""
+"""Share of the forward pass in a layer's time."""
 GATHERS = 2
-"""The stage of ZeRO from which on the weights of a layer are gathered before they are used."""
+"""The first stage of ZeRO at which the weights of a layer are gathered before use."""
 QK_NORM_LAUNCHES = 0.23
-"""What norms of queries and keys add to the launches of a layer (299 operations of a Qwen3 layer, 243 of a Llama's)."""
+"""Share that norms of queries and keys add to a layer's launches (299 operations of a Qwen3 layer, 243 of Llama's)."""
 MESSAGES = ("tp", "cp", "ep", "p2p", "dp")
 """Parts of a step that are messages between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeEstimate:
-    """Hold the seconds of a step and their causes, which add up to it."""
+    """Seconds of a step and of its parts, which add up to it."""
 
     step_s: FloatArray
     parts: dict[str, FloatArray]
     host_share: FloatArray
-    """By which share of a change of the host's speed the step changes: 0 where the GPU rules, 1 where the host does."""
+    """Relative change of the step per relative change of the host's speed: 0 where it is GPU-bound, 1 host-bound."""
     expert_share: FloatArray
     """Share of the layers that have experts."""
 
     @property
     def shares(self) -> FloatArray:
-        """How far each of ERROR_SOURCES decides the step: a row for each."""
+        """Share of the step that each of ERROR_SOURCES decides, one row for each."""
         sent = sum((self.parts[name] for name in MESSAGES if name in self.parts), np.zeros(len(self.step_s)))
         return np.stack([self.host_share, np.clip(sent / self.step_s, 0.0, 1.0), self.expert_share])
 
@@ -68,7 +68,7 @@ def estimate_time(
     layer, host = _layer(w, machine, layouts, framework, c)
     head_s = head_time(w, machine, layouts, c)
     m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
-    # The layers that predict further tokens stand behind the last one.
+    # The layers of multi-token prediction come after the last one.
     head_s = head_s + w.num_mtp_layers * layers_s
     slowest_s = np.maximum(loads.fullest * layers_s, loads.last * layers_s + head_s)
     through_s = w.num_layers * layers_s + head_s
@@ -96,7 +96,7 @@ def _expert_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
 def _layer(
     workload: Workload, machine: Machine, layouts: LayoutBatch, framework: FrameworkSpec, c: TimeCoefficients
 ) -> tuple[dict[str, FloatArray], FloatArray]:
-    """Return the seconds of an average layer per micro-batch by cause, and how far the host decides them."""
+    """Return the seconds of an average layer per micro-batch by cause, and the host's share in them."""
     w, moe = workload, workload.num_moe_layers / workload.num_layers
     time = layer_time(w, machine, layouts, c)
     compute = _mean_compute(w, time)
@@ -113,28 +113,27 @@ def _layer(
 
 
 def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:
-    """Return the seconds that an average layer computes, over those with experts and those without."""
+    """Return the compute seconds of a layer, averaged over those with experts and those without."""
     moe = workload.num_moe_layers / workload.num_layers
-    mean: FloatArray = time.dense_s + moe * (time.expert_s - time.dense_s)
-    return mean
+    return time.dense_s + moe * (time.expert_s - time.dense_s)
 
 
 def _recompute(
     w: Workload, layouts: LayoutBatch, framework: FrameworkSpec, again: FloatArray, work: FloatArray, time: LayerTime
 ) -> FloatArray:
-    """Return the seconds of the forward passes that run twice: of whole layers, or of what selective leaves out."""
+    """Return the seconds of recomputation: of whole layers, or of what selective recomputation drops."""
     selective = layouts.recompute == RECOMPUTE_SELECTIVE
     if framework.selective_share:
-        # The attention's output is kept: it is the costliest to compute.
+        # The output of attention, the costliest to compute, is kept.
         left_out = (1 - framework.selective_share) * (work - time.attention_s)
     else:
         left_out = time.attention_s
-    seconds: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * left_out
-    return seconds
+    result: FloatArray = 2 / flops_per_weight(w) * again * work + FORWARD * selective * left_out
+    return result
 
 
 def joint_time(work: FloatArray, floor: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return a smooth maximum, since host or device runs ahead, and the share of a change of `floor` that it takes."""
+    """Return the smooth maximum of device and host time, and its relative change per change of `floor`."""
     fourth = np.square(floor * floor)
     both: FloatArray = np.square(work * work) + fourth
     return np.sqrt(np.sqrt(both)), fourth / both
@@ -143,17 +142,16 @@ def joint_time(work: FloatArray, floor: FloatArray) -> tuple[FloatArray, FloatAr
 def optimizer_time(
     workload: Workload, params: LocalParams, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
 ) -> FloatArray:
-    """Return how long a rank updates its share of the weights that are trained."""
+    """Return the time in which a rank updates its share of the trained weights."""
     c = coefficients
     shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
     expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
     updated = workload.trained_share * (params.dense / shards + params.experts / expert_shards)
-    seconds: FloatArray = updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
-    return seconds
+    return updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
 
 
 def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return the least time of a layer and micro-batch, whatever its size: the host's, and waits between ranks."""
+    """Return the least time of a layer and micro-batch: the host's, and waits between ranks."""
     tp = layouts.tp.astype(np.float64)
     spread = (layouts.pp > 1) & (machine.num_gpus > machine.fast_domain) & (layouts.tp > 1)
     outside = np.maximum(tp - machine.fast_domain, 0.0)
@@ -162,29 +160,28 @@ def launch_time(workload: Workload, machine: Machine, layouts: LayoutBatch, c: T
 
 
 def _host_time(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return how long the host takes to launch a layer."""
+    """Return the host's time to launch a layer."""
     moe, experts = workload.num_moe_layers / workload.num_layers, workload.num_experts / layouts.ep
     split = (layouts.tp > 1) * c.tensor_launch_s
     layer_s = c.layer_launch_s * _norm_launches(workload)
-    seconds: FloatArray = layer_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
-    return seconds
+    return layer_s + split + moe * (c.expert_launch_s + experts * c.expert_product_s)
 
 
 def _launches_again(workload: Workload, layouts: LayoutBatch, c: TimeCoefficients, again: FloatArray) -> FloatArray:
-    """Return the launches of a layer with those of its recomputation, over those without it."""
-    # What selective recomputation adds was measured to be the same with norms of queries and keys.
+    """Return a layer's launches with recomputation over those without."""
+    # Selective recomputation was measured to add the same with norms of queries and keys.
     selected = c.launch_selected * (layouts.recompute == RECOMPUTE_SELECTIVE) / _norm_launches(workload)
-    share: FloatArray = 1 + c.launch_again * again + selected
-    return share
+    result: FloatArray = 1 + c.launch_again * again + selected
+    return result
 
 
 def _norm_launches(workload: Workload) -> Number:
-    """Return the launches of a layer over those of one that does not norm queries and keys."""
+    """Return a layer's launches over those of one without norms of queries and keys."""
     return 1 + QK_NORM_LAUNCHES * workload.qk_norm
 
 
 def _shard_launch(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return how long the host takes to gather and free the weights of a layer, which the backward pass does anyway."""
+    """Return the host's time to gather and free the weights of a layer, with or without recomputation."""
     gathers = (layouts.zero >= GATHERS) & (layouts.dp * layouts.cp > 1)
     return np.where(gathers, c.shard_launch_s, 0.0)
 
@@ -193,31 +190,30 @@ def recomputed_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
     """Return the share of layers whose forward pass runs twice."""
     blocks = layouts.recompute_layers * layouts.pp * layouts.vp / workload.num_layers
     full = (layouts.recompute == RECOMPUTE_UNIFORM) * 1.0
-    share: FloatArray = full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
-    return share
+    result: FloatArray = full + (layouts.recompute == RECOMPUTE_BLOCK) * np.minimum(blocks, 1.0)
+    return result
 
 
 def _handovers(
     workload: Workload, machine: Machine, layouts: LayoutBatch, framework: FrameworkSpec, c: TimeCoefficients
 ) -> FloatArray:
-    """Return the exposed time of messages between stages; interleaving sends vp times as many, but beside the work."""
+    """Return the exposed time of messages between stages; interleaving sends vp times as many, but overlaps them."""
     m, vp = layouts.num_micro_batches, layouts.vp
     slots = np.where(vp > 1, m * vp * c.handover_exposed, m) + layouts.pp - 1
     plain = slots * handover_time(workload, machine, layouts, c)
-    result: FloatArray = plain + network_waits(layouts, framework) * handover_wait(layouts, c)
-    return result
+    return plain + network_waits(layouts, framework) * handover_wait(layouts, c)
 
 
 def handover_wait(layouts: LayoutBatch, c: TimeCoefficients) -> FloatArray:
-    """Return what a step waits where the network does, which is proportional to the messages that cross nodes.
+    """Return the wait of a step where the network waits, proportional to the messages between nodes.
 
     A stage at the end of a pipeline has two messages per slot, one inside has four; without a pipeline there are two
     per micro-batch for sharded gradients, four for an all-reduce.
     """
     slots = layouts.num_micro_batches + layouts.pp - 1
     many = (layouts.pp > 2) | ((layouts.pp == 1) & (layouts.zero == 0))
-    waits: FloatArray = slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))
-    return waits
+    result: FloatArray = slots * c.handover_wait_s * (2 + 2 * many) * ((layouts.pp > 1) | (layouts.dp > 1))
+    return result
 
 
 def stage_time(
@@ -228,10 +224,9 @@ def stage_time(
     coefficients: TimeCoefficients,
     rank: FloatArray,
 ) -> TimeEstimate:
-    """Return the step of pipeline rank `rank` of each layout, had it never to wait for another rank.
+    """Return the step of pipeline rank `rank` of each layout without messages and waits.
 
-    It is what a single rank does when every message is left out: the layers, the loss on the last stage, the
-    optimizer's step, and what the host takes for them.
+    It includes the layers, the loss on the last stage, the optimizer's step and the host's time for them.
     """
     w, c = workload, coefficients
     stage = Stage.of(w, layouts, framework, rank)

@@ -1,7 +1,7 @@
-"""What one layer of a model asks of the machine, as plain numbers: scalars for one model, arrays for rows of many.
+"""Model, job and machine as plain numbers: scalars for one model, arrays for rows of many.
 
-Every estimate is a function of a Workload, a Machine and a LayoutBatch alone, so that a million layouts of one model
-and a thousand measured rows of different models go through the same formulas.
+Every estimate is a function of a Workload, a Machine and a LayoutBatch, so that a million layouts of one model and a
+thousand measured rows of different models use the same formulas.
 
 Legend: s sequence length, h hidden size; sizes are counts of parameters of one layer before any splitting.
 """
@@ -25,9 +25,9 @@ Number = float | npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Hold the sizes of one model and job; each field is a number, or an array with one number per layout.
+    """Sizes of one model and job; each field is a number, or an array with one number per layout.
 
-    Fields that ModelSpec has too are the same there.
+    Fields without a note are those of ModelSpec.
     """
 
     seq_len: Number
@@ -37,10 +37,10 @@ class Workload:
     num_moe_layers: Number
     num_heads: Number
     attention_params: Number
-    """Per layer, without norms."""
+    """Attention parameters per layer, without norms."""
     query_size: Number
     kv_size: Number
-    """Keys and values together."""
+    """Width of keys and values together."""
     value_size: Number
     dense_mlp_params: Number
     ffn_hidden: Number
@@ -59,27 +59,27 @@ class Workload:
     num_mtp_layers: Number
     position_params: Number
     whole_attention_params: Number = 0.0
-    """Those of the attention that every tensor-parallel rank has whole: down-projections of latent attention."""
+    """Attention parameters that tensor parallelism does not split: down-projections of latent attention."""
     qk_norm: Number = 0.0
     """1 where queries and keys are normed, else 0."""
     saved_layer_bytes: Number = 0.0
-    """Bytes that a layer was seen to keep of each token; 0 where its widths tell."""
+    """Traced bytes per token that a layer keeps; 0 where its widths decide."""
     saved_other_bytes: Number = 0.0
     trained_share: Number = 1.0
     fused_dispatch: Number = 0.0
-    """1 where kernels of their own take tokens to their experts (DeepEP), 0 where a plain all-to-all does."""
+    """1 where special kernels dispatch tokens to experts (DeepEP), 0 for a plain all-to-all."""
     narrow: Number = 0.0
     """1 where products are of 8 bits or fewer, else 0."""
     gathers_fp8: Number = 0.0
-    """As in JobSpec."""
+    """JobSpec.gathers_fp8."""
     imbalance: Number = 0.0
-    """As in JobSpec; 0 of a dense model."""
+    """JobSpec.imbalance; 0 for a dense model."""
     new_shapes: Number = 0.0
-    """As in JobSpec."""
+    """JobSpec.new_shapes."""
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
-        """Take the sizes of one model and job."""
+        """Return the sizes of one model and job."""
         values = {
             "seq_len": job.seq_len,
             "gated": model.gated_mlp,
@@ -101,19 +101,19 @@ class Workload:
         return cls(**{f.name: np.array([getattr(w, f.name) for w in workloads], np.float64) for f in fields(cls)})
 
     def take(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Self:
-        """Return the rows that are chosen; one model is the same for every row."""
+        """Return the chosen rows; scalars stay as they are."""
         rows = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**{name: of[chosen] if isinstance(of, np.ndarray) else of for name, of in rows.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Hold peak rates and link speeds; each field is a number, or an array with one number per layout."""
+    """Peak rates and link speeds; each field is a number, or an array with one number per layout."""
 
     matrix_flops: Number
     """Peak of the matrix units in the job's precision."""
     attention_flops: Number
-    """Peak of the matrix units in bf16, in which attention runs whatever the precision."""
+    """Peak of the matrix units in bf16, the precision of attention in every job."""
     memory_bytes_per_s: Number
     memory_bytes: Number
     num_gpus: Number
@@ -121,7 +121,7 @@ class Machine:
     fast_domain: Number
     fast_bytes_per_s: Number
     slow_bytes_per_s: Number
-    """Outside a fast domain: the network, or PCIe in a single node without NVLink."""
+    """Rate outside a fast domain: of the network, or of PCIe in a single node without NVLink."""
     fast_latency_s: Number
     slow_latency_s: Number
     switch_sums: Number = 0.0
@@ -129,7 +129,7 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: ClusterSpec, precision: str) -> Self:
-        """Take the numbers of one cluster."""
+        """Return the numbers of one cluster."""
         gpu = cluster.gpu
         slow = cluster.network if cluster.num_nodes > 1 else cluster.node_link
         return cls(
@@ -144,7 +144,8 @@ class Machine:
             slow_bytes_per_s=slow.bytes_per_s,
             fast_latency_s=cluster.fast_link.latency_s,
             slow_latency_s=slow.latency_s,
-            switch_sums=float(_adds_in_switch(cluster)),
+            # NVSwitches of the generation of the first fp8 add up, where they join more GPUs than a board.
+            switch_sums=float(cluster.fast_domain > BOARD and gpu.fp8_flops > 0 and num_nvlinks(gpu.name) > 0),
         )
 
     @classmethod
@@ -153,27 +154,22 @@ class Machine:
         return cls(**{f.name: np.array([getattr(m, f.name) for m in machines], np.float64) for f in fields(cls)})
 
 
-def _adds_in_switch(cluster: ClusterSpec) -> bool:
-    """Tell whether NVSwitches join more GPUs than a board, of the generation that adds up: that of the first fp8."""
-    return cluster.fast_domain > BOARD and cluster.gpu.fp8_flops > 0 and num_nvlinks(cluster.gpu.name) > 0
-
-
 BOARD = 4
-"""GPUs that NVLink joins without switches at most."""
+"""Most GPUs that NVLink joins without switches."""
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Hold one number per layout; the parts of a breakdown add up to its total."""
+    """Predicted time, memory and risk of each layout; the parts of a breakdown add up to its total."""
 
     step_s: FloatArray
     expected_s: FloatArray
-    """The mean step over the errors of memory, a crash charged: what layouts are ranked by."""
+    """Mean step over the errors of memory, with a charge for crashes, by which layouts are ranked."""
     time_parts: dict[str, FloatArray]
     """Seconds of a step by cause: compute, recompute, memory, tp, cp, ep, bubble, p2p, dp, optimizer, overhead."""
     memory_bytes: FloatArray
-    """Peak of the fullest pipeline stage as the device sees it: allocated, allocator's reserve, CUDA context."""
+    """Peak device memory of the fullest pipeline stage: allocated, allocator's reserve, CUDA context."""
     memory_parts: dict[str, FloatArray]
     """Bytes on the fullest stage by cause: weights, gradients, optimizer, activations, logits, buffers, reserve..."""
     step_spread: FloatArray

@@ -1,9 +1,9 @@
-"""The legal values of each parallel size for one model, job and number of GPUs, and those that a rule cuts off."""
+"""The legal values of each parallel size for one model, job and number of GPUs, and those that a rule excludes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
@@ -17,41 +17,37 @@ TENSOR_RULES = ("heads", "query_groups", "ffn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Hold what one rule has cut off the search."""
+    """What one rule excludes from the search."""
 
     rule: str
     problem: str
     count: int
     what: str
-    """What was counted: values of a size, grids of tp x pp x vp x cp x dp, or micro-batches."""
+    """What is counted: values of a size, grids of tp x pp x vp x cp x dp, or micro-batches."""
     example: str
-    """The reason of the first one, with its values."""
+    """The reason for the first one, with its values."""
 
 
 @dataclass(slots=True)
 class CutLog:
-    """Count what the rules cut off."""
+    """What the rules exclude, counted."""
 
-    _found: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    _found: dict[tuple[str, str], Cut] = field(default_factory=dict)
 
     def add(self, rule: str, what: str, reason: str, count: int = 1) -> None:
-        """Count `count` things that `rule` cut off for `reason`."""
-        self._found.setdefault((rule, what), []).append(reason)
-        self._counts[rule, what] = self._counts.get((rule, what), 0) + count
+        """Count `count` things that `rule` excludes for `reason`."""
+        first = Cut(rule=rule, what=what, problem=RULES[rule].problem, count=0, example=reason)
+        cut = self._found.get((rule, what), first)
+        self._found[rule, what] = replace(cut, count=cut.count + count)
 
     def cuts(self) -> list[Cut]:
-        """Return one entry per rule, the one that cut most first."""
-        cuts = [
-            Cut(rule=rule, what=what, problem=RULES[rule].problem, count=self._counts[rule, what], example=reasons[0])
-            for (rule, what), reasons in self._found.items()
-        ]
-        return sorted(cuts, key=lambda cut: -cut.count)
+        """Return one entry per rule, the one that excludes most first."""
+        return sorted(self._found.values(), key=lambda cut: -cut.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Hold the values of each size that hold the rules which look at it alone."""
+    """The values of each size that follow the rules about that size alone."""
 
     model: ModelSpec
     job: JobSpec
@@ -83,12 +79,8 @@ class Axes:
 
     def _chunks(self, pp: int) -> Iterable[int]:
         most = self.model.num_layers // pp if pp > 1 else 1
-        return [
-            vp
-            for vp in range(1, most + 1)
-            if self._allows("vp", vp) and self._is_legal(Layout(num_gpus=pp, pp=pp, vp=vp), "pipeline")
-            if self._tries_split(pp, vp)
-        ]
+        allowed = [vp for vp in range(1, most + 1) if self._allows("vp", vp) and self._tries_split(pp, vp)]
+        return [vp for vp in allowed if self._is_legal(Layout(num_gpus=pp, pp=pp, vp=vp), "pipeline")]
 
     def _tries_split(self, pp: int, vp: int) -> bool:
         if is_even(self.model.num_layers, pp=pp, vp=vp):
@@ -103,14 +95,11 @@ class Axes:
         return self.space.allows(name, size) and (size == 1 or name in limits_of(self.job.framework.name).sizes)
 
     def _is_legal(self, layout: Layout, *rules: str) -> bool:
-        return first_reason((RULES[rule] for rule in rules), self._facts(), layout) is None
-
-    def _facts(self) -> JobFacts:
-        return JobFacts.of(self.model, self.job)
+        return first_reason((RULES[rule] for rule in rules), JobFacts.of(self.model, self.job), layout) is None
 
     def _holds(self, layout: Layout, what: str, *rules: str) -> bool:
         for rule in rules:
-            if (reason := RULES[rule].reason(self._facts(), layout)) is not None:
+            if (reason := RULES[rule].reason(JobFacts.of(self.model, self.job), layout)) is not None:
                 self.log.add(rule, f"{what} value", reason)
                 return False
         return True

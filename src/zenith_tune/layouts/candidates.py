@@ -1,4 +1,4 @@
-"""Every layout worth an estimate, made directly and in pieces: what breaks a rule is never built.
+"""Every layout worth an estimate, generated in pieces; layouts that break a rule are never built.
 
 The ranks are laid out first (tp x pp x vp x cp x dp, then ep x etp), then the micro-batch, then recomputation,
 sharding, sequence parallelism and attention; each step multiplies the rows by the options that it leaves them.
@@ -25,7 +25,7 @@ Index = npt.NDArray[np.intp]
 
 
 class Choices:
-    """Hold a list of options per key, each one or several numbers.
+    """A list of options per key, each one or several numbers.
 
     >>> choices = Choices({1: [(7,)], 2: [(8,), (9,)]})
     >>> rows, options = choices.expand(np.array([2, 1]))
@@ -56,30 +56,27 @@ class Choices:
 
 COLUMNS = ("recompute", "recompute_layers", "zero", "sequence_parallel", "flash_attention")
 NO_TP, WITH_SP, NO_SP = range(3)
-"""Sequence parallelism: nothing to stand on; possible; impossible because the sequence does not divide."""
+"""Sequence parallelism: no tensor parallelism; possible; impossible because the sequence does not divide."""
 
 Keys = npt.NDArray[np.int64]
 
 
 class LastChoices:
-    """Hold the choices that multiply every row of ranks and micro-batches."""
+    """The choices that multiply every row of ranks and micro-batches."""
 
     def __init__(self, model: ModelSpec, job: JobSpec, space: SearchSpace) -> None:
         self._model, self._job, self._space = model, job, space
         self._limits = limits_of(job.framework.name)
 
     def keys(self, rows: dict[str, IntArray]) -> Keys:
-        """Return what the choices of each row depend on: layers per chunk, sharding, pipeline, sequence parallelism."""
+        """Return what each row's choices depend on: layers per chunk, sharding, pipeline, sequence parallelism."""
         tp, pp = rows["tp"], rows["pp"]
         ranks = rows["dp"] * rows["cp"]
         shards = ranks > 1
-        if self._model.num_experts:  # experts that several tensor ranks hold are sharded over these
+        if self._model.num_experts:  # experts that several tensor ranks hold are sharded over them
             shards = shards | (ranks * tp > rows["ep"] * rows["etp"])
-        facts, with_sp = (
-            JobFacts.of(self._model, self._job),
-            LayoutBatch.of(tp=tp, cp=rows["cp"], sequence_parallel=True),
-        )
-        splits = RULES["sequence_chunks"].holds(facts, with_sp)
+        with_sp = LayoutBatch.of(tp=tp, cp=rows["cp"], sequence_parallel=True)
+        splits = RULES["sequence_chunks"].holds(JobFacts.of(self._model, self._job), with_sp)
         sequence = np.where(tp == 1, NO_TP, np.where(splits, WITH_SP, NO_SP))
         layers = layers_per_chunk(self._model.num_layers, pp=pp, vp=rows["vp"]).astype(np.int64)
         return ((layers * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
@@ -97,7 +94,7 @@ class LastChoices:
         return ((*recompute, stage, sp, flash) for recompute, stage, sp, flash in chosen)
 
     def _stages(self, shards: bool, has_pipeline: bool) -> list[int]:
-        """Return the stages of sharding; where nothing is left to shard they are all the same, and stage 0 stands."""
+        """Return the stages of sharding; only stage 0 where there is nothing to shard."""
         if not shards:
             return [0] if self._space.allows("zero", 0) else []
         stages = [stage for stage in self._limits.zero_stages if stage < 2 or not has_pipeline]
@@ -106,10 +103,7 @@ class LastChoices:
         return [stage for stage in stages if self._space.allows("zero", stage)]
 
     def _recompute(self, layers: int) -> list[tuple[int, int]]:
-        """Return kinds of recomputation with their numbers of layers.
-
-        Block over all layers is uniform over one, and is left to it.
-        """
+        """Return kinds of recomputation with their numbers of layers; block over all layers is uniform over one."""
         pinned = self._space.pinned.get("recompute_layers")
         uniform = [pinned] if isinstance(pinned, int) and 1 <= pinned <= layers else [1]
         numbers = {"none": [0], "selective": [0], "full/uniform": uniform, "full/block": self._block_layers(layers)}
@@ -145,15 +139,15 @@ class LastChoices:
 
 
 PIECE = 16_384
-"""Layouts per piece: enough to make a call worth it, few enough to stay in a cache."""
+"""Layouts per piece: many enough to be vectorised, few enough to stay in a cache."""
 NEAR_BATCH = 1.25
-"""A batch is near another if it is at most so many times as large."""
+"""Largest ratio of a near global batch to the given one."""
 
 Rows = dict[str, IntArray]
 
 
 class Candidates:
-    """Lay out a model over GPUs in every way that holds the rules."""
+    """Every layout of a model over GPUs that follows the rules."""
 
     def __init__(
         self, model: ModelSpec, job: JobSpec, num_gpus: int, global_batch: int, space: SearchSpace | None = None
@@ -170,12 +164,12 @@ class Candidates:
 
     @property
     def cuts(self) -> list[Cut]:
-        """What the rules cut off."""
+        """What the rules exclude."""
         return self._axes.log.cuts()
 
     @property
     def count(self) -> int:
-        """How many layouts there are."""
+        """Number of layouts."""
         keys = self._last.keys(self._rows)
         return int(np.sum(self._last.choices(keys).count(keys))) if len(keys) else 0
 
@@ -184,7 +178,7 @@ class Candidates:
         return self._expand(self._rows, size)
 
     def near_batches(self, size: int = PIECE) -> Iterator[LayoutBatch]:
-        """Yield layouts that only the global batch forbids, with the next larger batch that allows them."""
+        """Yield layouts that only the global batch excludes, with the next larger batch that allows them."""
         dp = self._near_grids["dp"]
         gbs = -(-self.global_batch // dp) * dp
         near = gbs <= NEAR_BATCH * self.global_batch
@@ -207,7 +201,7 @@ class Candidates:
         return _take(rows | {"gbs": np.full(len(tp), self.global_batch, np.int32)}, keep)
 
     def _with_batches(self, grids: Rows, *, log: bool = True) -> tuple[Rows, Rows]:
-        """Return rows with experts and micro-batches; apart, those whose batch an interleaved pipeline cannot take."""
+        """Return rows with experts and micro-batches, and those that only interleaving's rule on batches excludes."""
         rows = self._with_experts(grids)
         quotas = rows["gbs"] // rows["dp"]
         options = {int(q): [(d,) for d in divisors(int(q)) if self._space.allows("mbs", d)] for q in np.unique(quotas)}

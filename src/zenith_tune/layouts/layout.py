@@ -20,7 +20,7 @@ RECOMPUTE_NAMES = ("none", "selective", "full/uniform", "full/block")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Hold how a model is cut over `num_gpus` ranks.
+    """How a model is split over `num_gpus` ranks.
 
     Megatron Core builds two factorizations of the same ranks, with the pipeline shared:
     dense `num_gpus = tp * cp * dp * pp`, experts `num_gpus = etp * ep * edp * pp`.
@@ -37,7 +37,7 @@ class Layout:
     vp: int = 1
     """Model chunks per pipeline rank (interleaving)."""
     zero: int = 0
-    """What is sharded over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    """Sharding over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
     recompute: str = "none"
     """none, selective, full/uniform or full/block."""
     recompute_layers: int = 0
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def dp(self) -> int:
-        """Ranks that hold the same dense weights and see other samples."""
+        """Ranks that hold the same dense weights and process different samples."""
         return self.num_gpus // (self.tp * self.pp * self.cp)
 
     @property
@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches per step and rank; only the dense data parallelism counts."""
+        """Micro-batches per step and rank."""
         return self.global_batch // (self.micro_batch * self.dp)
 
     def recompute_is(self, names: Collection[str]) -> bool:
@@ -89,7 +89,7 @@ Values = dict[str, int | str]
 
 
 def layout_name(layout: Layout) -> str:
-    """Write a layout in a few words; what is 1 or off goes without saying.
+    """Return the short name of a layout, without sizes of 1 and switches that are off.
 
     >>> layout_name(Layout(num_gpus=64, tp=8, pp=4, zero=1, sequence_parallel=True, recompute="selective"))
     'TP8 PP4 DP2 Z1 mbs1 SP selective'
@@ -103,7 +103,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
-    """Read a layout; its rules are not checked but for its sizes, which must multiply to the GPUs.
+    """Read a layout; of its rules only that the sizes multiply to the GPUs is checked.
 
     >>> parse_layout("tp=4,pp=2,recompute=selective", num_gpus=8, global_batch=16).recompute
     'selective'
@@ -132,7 +132,7 @@ def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
 
 
 def parse_values(text: str, *, what: str) -> Values:
-    """Read the values that a text names, by their short names.
+    """Return the values in a text by their short names.
 
     >>> parse_values("TP8 mbs1 full/block4 SP", what="layout")
     {'tp': 8, 'mbs': 1, 'recompute': 'full/block', 'recompute_layers': 4, 'sp': 1}
@@ -184,10 +184,7 @@ def _recompute(text: str) -> Values | None:
     if text == "full":
         return {"recompute": "full/uniform", "recompute_layers": 1}
     match = _RECOMPUTE.fullmatch(text)
-    if match is None:
-        return None
-    kind = {"recompute": f"full/{match[1]}"}
-    return {**kind, "recompute_layers": int(match[2] or 1)}
+    return {"recompute": f"full/{match[1]}", "recompute_layers": int(match[2] or 1)} if match else None
 
 
 def _count(name: str, value: int, what: str) -> int:
@@ -219,11 +216,11 @@ WORDS = {
     "sequence_parallel": r"sequence[\s_-]*parallel",
     "zero": r"distributed[\s_-]*optimizer|\bzero\b",
 }
-"""Words by which a message names an axis of the layout."""
+"""Patterns of an axis of the layout in a framework's message."""
 
 
 def named_axes(message: str) -> tuple[str, ...]:
-    """Return the axes of a layout that a framework's message speaks of.
+    """Return the axes of a layout that a framework's message names.
 
     >>> named_axes("number of query groups (4) must be divisible by tensor_model_parallel_size (8)")
     ('tp',)

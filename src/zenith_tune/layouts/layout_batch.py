@@ -1,4 +1,4 @@
-"""Many layouts at once: a struct of arrays, so that a million of them are one call."""
+"""Many layouts at once, as a struct of arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, RECOMPUTE_BLOCK = range(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutBatch:
-    """Hold one array per choice; row i of all of them is one layout.
+    """Layouts as one array per choice; row i of all arrays is one layout.
 
     Dense layers: num_gpus = tp * cp * dp * pp; experts: num_gpus = etp * ep * edp * pp.
     """
@@ -36,7 +36,7 @@ class LayoutBatch:
     etp: IntArray
     dp: IntArray
     zero: IntArray
-    """What is sharded over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
+    """Sharding over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
     mbs: IntArray
     """Samples per micro-batch."""
     gbs: IntArray
@@ -71,12 +71,12 @@ class LayoutBatch:
 
     @property
     def micro_batch(self) -> IntArray:
-        """Samples per micro-batch, by the name that one layout has for them."""
+        """`mbs` under the name that Layout has for it."""
         return self.mbs
 
     @property
     def global_batch(self) -> IntArray:
-        """Samples per step, by the name that one layout has for them."""
+        """`gbs` under the name that Layout has for it."""
         return self.gbs
 
     def recompute_is(self, names: Collection[str]) -> BoolArray:
@@ -85,7 +85,7 @@ class LayoutBatch:
 
     @classmethod
     def of(cls, **columns: npt.ArrayLike) -> Self:
-        """Build a batch from columns of one length or scalars; what is left out is off or 1.
+        """Build a batch from columns of one length or scalars; the default is off or 1.
 
         >>> batch = LayoutBatch.of(tp=[1, 2], dp=[8, 4], gbs=16)
         >>> batch.num_micro_batches.tolist()
@@ -135,7 +135,7 @@ def layout_at(batch: LayoutBatch, index: int) -> Layout:
 
 
 def rows_like(batch: LayoutBatch, layout: Layout) -> BoolArray:
-    """Tell which rows of a batch are a layout.
+    """Return which rows of a batch are a given layout.
 
     >>> rows_like(LayoutBatch.of(tp=[1, 2], dp=[8, 4]), Layout(num_gpus=8, tp=2)).tolist()
     [False, True]
@@ -163,12 +163,12 @@ def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
 
 Places = npt.NDArray[np.int32]
 PIECE = 4096
-"""Rows that are multiplied by an axis at a time, so that a large space is walked through without being held."""
+"""Rows that are multiplied by an axis at a time, so that a large space is never in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointTable:
-    """Hold points as rows: of each parameter its values, and for every row the place of its own among them.
+    """Points as rows: the values of each parameter, and every row's index into them.
 
     >>> table = PointTable.of_one().times("tp", (1, 2)).times("sp", (True, False))
     >>> [table.point(row) for row in (0, 3)]
@@ -213,7 +213,7 @@ class PointTable:
 def grow(
     table: PointTable, axes: Sequence[tuple[str, Sequence[Value]]], holds: Callable[[str, PointTable], BoolArray]
 ) -> Iterator[PointTable]:
-    """Yield pieces of the table of all axes, without the rows that do not hold once an axis is chosen."""
+    """Yield pieces of the table of all axes, without the rows that fail `holds` once an axis is chosen."""
     if not axes:
         yield table
         return
@@ -226,6 +226,6 @@ def grow(
 
 
 def laid_over(num_gpus: int, **columns: npt.ArrayLike) -> LayoutBatch:
-    """Return layouts over so many GPUs; one whose sizes do not divide them has another `num_gpus`."""
+    """Return layouts over `num_gpus` GPUs; one whose sizes do not divide them has another `num_gpus`."""
     tp, pp, cp = (np.asarray(columns.get(name, 1), np.int32) for name in ("tp", "pp", "cp"))
     return LayoutBatch.of(**columns, dp=np.maximum(num_gpus // (tp * pp * cp), 1))

@@ -1,20 +1,19 @@
-"""How the layers of a model are cut into the chunks of a pipeline.
+"""How the layers of a model are split into the chunks of a pipeline.
 
 Legend: l layers; pp pipeline ranks of vp chunks each, n = pp*vp; u = l+2 units, of which the embedding and the loss are
 one each.
 
-Three splits are planned for; the first that goes is taken.
+There are three splits; the first that is possible is taken.
 
 - Even: each chunk has l/n layers.
 - Accounted: each chunk has u/n units, so that the first and the last have a layer fewer: Llama-3 405B, 126 layers over
   16 ranks, (126 + 2)/16 = 8 (Megatron's --account-for-embedding-in-pipeline-split and --account-for-loss-...).
 - Laid out: each chunk has floor(u/n) or ceil(u/n) units, written down one by one (--pipeline-model-parallel-layout):
   DeepSeek-V3, 61 layers over 16 ranks, 3, 14 times 4, and 2. The larger chunks come right after the first one, so that
-  the second rank is as full as any behind it, which is where the estimates look. The first gets a unit more only where
-  all between the ends have one, or where it and the last would otherwise have no layer.
+  the second rank, which the estimates look at, is as full as any behind it. The first gets a unit more only where all
+  between the ends have one, or where it and the last would otherwise have no layer. It needs l >= n.
 
-A laid-out pipeline goes wherever l >= n: then, and only then, every chunk can have a layer. Splits by
---decoder-first-pipeline-num-layers and the like are not planned.
+Splits by --decoder-first-pipeline-num-layers and the like are not planned.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import IntArray
 
 N = TypeVar("N", int, "IntArray")
-"""One size, or an array of them: what is asked of a split is written for both."""
+"""One size, or an array of them."""
 ACCOUNTED = 2
-"""Units beside the layers: the embedding and the loss."""
+"""Units in addition to the layers: the embedding and the loss."""
 
 
 def is_even(num_layers: int, *, pp: N, vp: N) -> Any:
-    """Tell whether every chunk gets the same number of layers; for arrays of sizes, which of them do."""
+    """Tell whether (or, for arrays, where) every chunk gets the same number of layers."""
     return num_layers % (pp * vp) == 0
 
 
 def is_accounted(num_layers: int, *, pp: N, vp: N) -> Any:
-    """Tell whether the layers go only with embedding and loss counted as one each, and leave none empty.
+    """Tell whether only the accounted split is even, without an empty chunk.
 
     >>> is_accounted(126, pp=16, vp=1), is_accounted(80, pp=16, vp=1)
     (True, False)
@@ -46,7 +45,7 @@ def is_accounted(num_layers: int, *, pp: N, vp: N) -> Any:
 
 
 def is_laid_out(num_layers: int, *, pp: N, vp: N) -> Any:
-    """Tell whether the layers go only chunk by chunk, with at least one in each.
+    """Tell whether only the laid-out split is possible.
 
     >>> is_laid_out(61, pp=16, vp=1), is_laid_out(61, pp=8, vp=4), is_laid_out(61, pp=16, vp=4)
     (True, True, False)
@@ -79,7 +78,7 @@ def layers_per_chunk(num_layers: int, *, pp: N, vp: N) -> N:
     (8, 4, 4)
     """
     chunks = pp * vp
-    # Of two chunks both are ends, where embedding and loss take their unit; of more, one between them is the fullest.
+    # Two chunks are both ends, which embedding and loss take a unit of; otherwise one between them is the fullest.
     counts_ends = (pp > 1) & (chunks > 2) & (num_layers % chunks != 0) & (num_layers >= chunks)
     layers: N = -(-(num_layers + ACCOUNTED * counts_ends) // chunks)
     return layers

@@ -1,13 +1,13 @@
-"""Every rule that a layout must hold, stated once: a test, and what to say with the values that break it.
+"""Every rule that a layout must follow, stated once: a test, and a message with the values that break it.
 
-A test uses operators that a number and an array have alike, so that it holds for one `Layout` and for each row of a
-`LayoutBatch`; nothing here loads arrays, and a mistake is found before they are.
+A test uses operators that numbers and arrays share, so that it applies to one `Layout` and to each row of a
+`LayoutBatch`. Nothing here imports NumPy.
 
 Legend: n_gpus ranks; tp tensor, pp pipeline, cp context, dp data, ep expert and etp expert tensor parallel sizes; vp
 model chunks per pipeline rank; mbs micro-batch and gbs global batch, in samples; m micro-batches per step and rank.
 
 Megatron Core and ms-swift fold the experts over the ranks of the dense layers: n_gpus = tp*cp*dp*pp = etp*ep*edp*pp.
-The documented rules of the first version take every parallel size for a factor of n_gpus.
+In the documented rules of the first version every parallel size is a factor of n_gpus.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FULL = ("full/uniform", "full/block")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Hold what the rules ask of a model and its job; None where it is not known, and rules about it then hold."""
+    """What the rules need to know about a model and its job; rules about an unknown fact (None) always hold."""
 
     num_layers: int | None = None
     num_attention_heads: int | None = None
     num_query_groups: int | None = None
     ffn_hidden: int | None = None
-    """Of the dense layers; None where the model has none."""
+    """Feed-forward width of the dense layers; None where the model has none."""
     num_experts: int | None = None
     """0 for a model without experts."""
     moe_ffn_hidden: int | None = None
@@ -44,7 +44,7 @@ class JobFacts:
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> JobFacts:
-        """Return what is known of a model that is described in full."""
+        """Return the facts of a model and job."""
         has_dense = model.num_moe_layers < model.num_layers
         return cls(
             num_layers=model.num_layers,
@@ -66,18 +66,18 @@ Message = Callable[[JobFacts, Any], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRule:
-    """Hold one rule: what it asks, its test, and the reason that it gives where a layout breaks it."""
+    """One rule: its test, and the reason that it gives where a layout breaks it."""
 
     test: Test
     message: Message
     name: str = ""
     problem: str = ""
-    """For the planner, which counts what each rule cuts off."""
+    """The rule in words, for the planner's list of what each rule excludes."""
     asks: tuple[str, ...] = ()
-    """The facts without which it cannot be checked."""
+    """The facts that it needs."""
 
     def holds(self, facts: JobFacts, at: Any) -> Any:
-        """Return whether a layout holds the rule, or which layouts of a batch do; True where nothing is known."""
+        """Return whether a layout, or which layouts of a batch, follow the rule; True where a fact is unknown."""
         return any(getattr(facts, name) is None for name in self.asks) or self.test(facts, at)
 
     def reason(self, facts: JobFacts, at: Any) -> str | None:
@@ -95,7 +95,7 @@ def rule_of(name: str, problem: str, test: Test, values: Message, *, asks: str =
 
 
 def implies(condition: Any, then: Any) -> Any:
-    """Return whether `then` holds wherever `condition` does.
+    """Return whether `condition` implies `then`.
 
     >>> implies(True, False), implies(False, False)
     (False, True)
@@ -104,7 +104,7 @@ def implies(condition: Any, then: Any) -> Any:
 
 
 def indivisible(name: str, value: int, factors: str, *sizes: int) -> str | None:
-    """Return why a value is no multiple of a product of sizes, or None where it is.
+    """Return why a value is no multiple of a product of sizes, or None.
 
     >>> indivisible("gbs", 16, "dp*mbs", 8, 4)
     'gbs must be divisible by dp*mbs, but 16 % (8*4 = 32) != 0'
@@ -128,7 +128,7 @@ def _multiple(
     of: Callable[[Any], Any] | None = None,
     when: Callable[[Any], Any] = lambda at: True,
 ) -> LayoutRule:
-    """Return the rule that a fact, or what `of` takes from the layout, is a multiple of a product of sizes."""
+    """Return the rule that a fact, or what `of` reads from the layout, is a multiple of a product of sizes."""
 
     def read(facts: JobFacts, at: Any) -> Any:
         return getattr(facts, value) if of is None else of(at)
@@ -169,7 +169,7 @@ def _takes_laid_out(facts: JobFacts) -> bool:
 
 
 def _experts_only(name: str, fact: str, size: str) -> LayoutRule:
-    """Return the rule that a size divides a width of the experts, and is 1 for a model that has none."""
+    """Return the rule that a size divides a fact about the experts, and is 1 for a model without."""
 
     def message(facts: JobFacts, layout: Layout) -> str:
         value = getattr(layout, size)
@@ -212,7 +212,7 @@ def _zero_message(facts: JobFacts, layout: Layout) -> str:
 
 
 def _zero_test(facts: JobFacts, at: Any) -> Any:
-    # Stages are few: an or of comparisons does for a number and for an array.
+    # A sum of comparisons works for a number and for an array.
     return sum(at.zero == stage for stage in limits_of(facts.framework or "").zero_stages) > 0
 
 
@@ -277,7 +277,7 @@ RULES = {
             lambda facts, at: implies(at.sequence_parallel, at.tp > 1),
             lambda facts, at: f"got tp {at.tp}",
         ),
-        # It cuts what context parallelism leaves.
+        # It splits what context parallelism leaves.
         _multiple(
             "sequence_chunks",
             "seq_len",
@@ -307,7 +307,6 @@ RULES = {
                 f"recompute {at.recompute} takes no number of layers, but got {at.recompute_layers}"
             ),
         ),
-        # They need not divide it.
         LayoutRule(
             name="recompute_chunk",
             problem="full recomputation takes 1 to layers per chunk",
@@ -336,16 +335,16 @@ RULES = {
         ),
         LayoutRule(
             name="framework",
-            problem="the framework must be able to cut and recompute this way",
+            problem="the framework must support these parallel sizes and this recomputation",
             test=_framework_test,
             message=_framework_message,
             asks=("framework",),
         ),
     )
 }
-"""In an order in which no rule divides by what a rule before it has not checked."""
+"""All rules by name, in an order in which no rule divides by an unchecked size."""
 
-# Rules that only some commands have to hold.
+# Rules that only some commands have to follow.
 
 LAYERS = _multiple("layers", "num_layers", "pp", lambda at: (at.pp,))
 EVEN_CHUNKS = _multiple("chunks", "num_layers", "pp*vp", lambda at: (at.pp, at.vp), when=lambda at: at.vp > 1)
@@ -379,7 +378,7 @@ def first_reason(rules: Iterable[LayoutRule], facts: JobFacts, at: Any) -> str |
 
 
 def broken_rules(model: ModelSpec, job: JobSpec, layout: Layout) -> list[tuple[LayoutRule, str]]:
-    """Return every rule that a layout breaks, with the reason; after a broken world only that one."""
+    """Return every rule that a layout breaks, with the reason; only the first one where the world is broken."""
     facts = JobFacts.of(model, job)
     if (reason := WORLD.reason(facts, layout)) is not None:
         return [(WORLD, reason)]
@@ -388,7 +387,7 @@ def broken_rules(model: ModelSpec, job: JobSpec, layout: Layout) -> list[tuple[L
 
 
 def legal(rules: Iterable[LayoutRule], facts: JobFacts, at: Any) -> Any:
-    """Return which layouts of a batch hold every one of the rules; True where none of them asks anything."""
+    """Return which layouts of a batch follow all rules."""
     mask = True
     for rule in rules:
         mask = mask & rule.holds(facts, at)

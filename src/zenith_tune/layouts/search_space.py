@@ -1,4 +1,4 @@
-"""Which layouts are worth an estimate: limits, pinned values, and what is left out with the reason."""
+"""The bounds of a search for layouts, and what each framework supports."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from zenith_tune.layouts.layout import RECOMPUTE_NAMES
 
 SPACES = ("default", "all")
 MAX_LAID_OUT = 8
-"""Chunks per rank up to which every number is tried where the layers have to be laid out; beyond, powers of two."""
+"""Largest number of chunks per rank of a laid-out pipeline that is always tried; beyond, only powers of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
-    """Hold the bounds of a search; every divisor inside them is tried, not only powers of two."""
+    """The bounds of a search, inside which every divisor is tried."""
 
     max_tp: int = 64
     max_pp: int | None = None
     max_cp: int = 64
     max_mbs: int | None = None
     max_block_steps: int = 8
-    """Block recomputation is tried for at most so many numbers of layers, evenly spread; the best are refined."""
+    """Largest number of evenly spread layer counts tried for block recomputation; the best are refined."""
     without_sequence_parallel: bool = False
     unfused_attention: bool = False
     plain_optimizer: bool = False
-    """Also leave the optimizer whole where it can be sharded."""
+    """Whether an unsharded optimizer is tried where it can be sharded."""
     wide_experts: bool = False
-    """Try every etp, not only 1 and tp."""
+    """Whether every etp is tried, not only 1 and tp."""
     uneven_splits: bool = True
-    """Also split pipelines with embedding and loss counted as a layer each, or laid out chunk by chunk."""
+    """Whether accounted and laid-out pipelines are tried."""
     recompute: tuple[str, ...] = RECOMPUTE_NAMES
     pinned: Mapping[str, int | str] = field(default_factory=dict)
-    """Values that are given, by name; the others are searched."""
+    """Given values by name; the others are searched."""
 
     @classmethod
     def named(
         cls, name: str, *, max_sizes: Mapping[str, int] | None = None, pinned: Mapping[str, int | str] | None = None
     ) -> SearchSpace:
-        """Return the default space, or with `all` the one that leaves nothing out."""
+        """Return the default space, or with `all` the complete one."""
         if name not in SPACES:
             raise UnknownNameError("space", name, SPACES)
         wide = name == "all"
@@ -74,7 +74,7 @@ class SearchSpace:
         return reasons
 
     def tries_laid_out(self, vp: int) -> bool:
-        """Tell whether pipelines of so many chunks per rank are tried where they have to be laid out.
+        """Tell whether laid-out pipelines with `vp` chunks per rank are tried.
 
         >>> [vp for vp in range(1, 40) if SearchSpace().tries_laid_out(vp)]
         [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
@@ -82,7 +82,7 @@ class SearchSpace:
         return self.pinned.get("vp") == vp or vp <= MAX_LAID_OUT or vp & (vp - 1) == 0
 
     def tensor_within(self, fast_domain: int) -> SearchSpace:
-        """Return the space with tensor parallelism inside what fast links join: beyond, layers wait for a network.
+        """Return the space with tensor parallelism limited to the fast domain.
 
         >>> SearchSpace().tensor_within(8).max_tp, SearchSpace(max_tp=4).tensor_within(8).max_tp
         (8, 4)
@@ -93,8 +93,7 @@ class SearchSpace:
         """Tell whether a value is inside the bounds and not pinned to another."""
         if name in self.pinned:
             return self.pinned[name] == value
-        bounds = {"tp": self.max_tp, "pp": self.max_pp, "cp": self.max_cp, "mbs": self.max_mbs}
-        bound = bounds.get(name)
+        bound = {"tp": self.max_tp, "pp": self.max_pp, "cp": self.max_cp, "mbs": self.max_mbs}.get(name)
         return bound is None or int(value) <= bound
 
 
@@ -103,14 +102,14 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkLimits:
-    """Hold what a framework offers beside data parallelism."""
+    """What a framework supports in addition to data parallelism."""
 
     sizes: tuple[str, ...] = SIZES
     """The parallel sizes that may exceed 1."""
     zero_stages: tuple[int, ...] = (0, 1)
     recompute: tuple[str, ...] = RECOMPUTE_NAMES
     layout_strings: bool = False
-    """Whether it takes a pipeline that is written down chunk by chunk."""
+    """Whether it supports laid-out pipelines."""
 
 
 _WHOLE_LAYERS = ("none", "full/uniform")
@@ -129,11 +128,11 @@ LIMITS = {
     "llm-foundry": _FSDP,
     "jax": _FSDP,
 }
-"""By framework; what is not named here is taken to be like Megatron, without what only its present version has."""
+"""Limits by framework; an unknown one is taken to be like older versions of Megatron."""
 
 
 def limits_of(framework: str) -> FrameworkLimits:
-    """Return what a framework offers; one that is not known is taken to be like Megatron.
+    """Return what a framework supports; an unknown one is taken to be like Megatron.
 
     >>> limits_of("deepspeed").sizes, limits_of("nanotron").zero_stages
     ((), (0, 1))

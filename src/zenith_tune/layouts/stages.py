@@ -1,4 +1,4 @@
-"""What one stage of a pipeline holds: its layers, and the micro-batches whose activations wait there.
+"""The layers of one pipeline stage, and the micro-batches whose activations it holds.
 
 Legend: L layers; p pipeline ranks of v chunks each; r the rank of a stage, from 0; m micro-batches per step; c the cost
 of one layer and H the cost of the output layer, in the same unit.
@@ -16,13 +16,13 @@ FloatArray = npt.NDArray[np.float64]
 Number = float | FloatArray
 
 ROUNDING = 1e-9
-"""Keeps shares that are whole numbers of layers whole."""
+"""Tolerance that keeps whole numbers of layers whole."""
 
 
 def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
-    """Return the layers of a stage that has those of chunks r, r+p, r+2p, ... of an even or uneven `pipeline_split`.
+    """Return the layers of a stage, which has chunks r, r+p, r+2p, ... of an even or uneven split.
 
-    Where a chunk would be empty, which no planned layout has but a measured run may, it is the fullest's ceil(L/p).
+    Where a chunk would be empty, as in some measured runs, it is ceil(L/p).
 
     >>> batch = LayoutBatch.of(pp=[4, 16, 16, 16])
     >>> even_stage_layers(np.array([80.0, 126, 126, 61]), batch, np.array([0.0, 0, 1, 15])).tolist()
@@ -35,12 +35,11 @@ def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArra
     uneven = (pp > 1) & ~divides & (num_layers >= chunks)
     if not uneven.any():
         return shared
-    result: FloatArray = np.where(uneven, _uneven_stage_layers(num_layers, pp, chunks, stage), shared)
-    return result
+    return np.where(uneven, _uneven_stage_layers(num_layers, pp, chunks, stage), shared)
 
 
 def _divides(chunks: FloatArray, num_layers: Number) -> npt.NDArray[np.bool_]:
-    """Tell where chunks are equal; exact for counts, and several times as fast as the remainder of floats."""
+    """Return where chunks are equal; several times as fast as the remainder of floats, and exact for counts."""
     size = num_layers / chunks
     result: npt.NDArray[np.bool_] = size == np.floor(size)
     return result
@@ -68,7 +67,7 @@ def _uneven_chunks(num_layers: Number, chunks: FloatArray) -> tuple[FloatArray, 
 
 
 def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatArray) -> FloatArray:
-    """Return the layers ahead of a chunk of an even or uneven `pipeline_split`; all of them behind the last chunk.
+    """Return the layers before a chunk of an even or uneven split; all of them behind the last chunk.
 
     >>> layers_before_chunk(61.0, LayoutBatch.of(pp=[4] * 4, vp=2), np.array([0.0, 1, 7, 8])).tolist()
     [0.0, 7.0, 55.0, 61.0]
@@ -81,14 +80,13 @@ def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatAr
     first = outer + extra - larger
     laid_out = np.where(chunk > 0, first + (chunk - 1.0) * inner + np.minimum(chunk - 1.0, larger), 0.0)
     uneven = (pp > 1) & ~_divides(chunks, num_layers) & (num_layers >= chunks)
-    result: FloatArray = np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
-    return result
+    return np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
 
 
 def cost_stage_layers(
     num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
 ) -> FloatArray:
-    """Return the layers of a stage where blocks are dealt by cost, as nanotron's `build_model` does.
+    """Return the layers of a stage where blocks are distributed by cost, as nanotron's `build_model` does.
 
     Blocks are taken in order; a stage ends when the cost so far exceeds (L*c + H)*(r+1)/p, and keeps the block that
     exceeds it. Stages 0..r hold min(L, floor((L*c + H)*(r+1)/(p*c)) + 1) layers; late stages may hold none.
@@ -97,45 +95,26 @@ def cost_stage_layers(
     [6.0, 5.0, 5.0, 0.0]
     """
     split = (num_layers, layer_cost, head_cost, pp)
-    result: FloatArray = _layers_upto(*split, stage) - layers_before_cost_stage(*split, stage)
-    return result
+    return _layers_upto(*split, stage) - layers_before_cost_stage(*split, stage)
 
 
 def layers_before_cost_stage(
     num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
 ) -> FloatArray:
-    """Return the layers ahead of a stage where blocks are dealt by cost.
+    """Return the layers before a stage where blocks are distributed by cost.
 
     >>> layers_before_cost_stage(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
     [0.0, 6.0, 11.0, 16.0]
     """
     before = np.asarray(stage) - 1.0
-    result: FloatArray = np.where(before >= 0, _layers_upto(num_layers, layer_cost, head_cost, pp, before), 0.0)
-    return result
-
-
-def empty_cost_stages(num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number) -> FloatArray:
-    """Return how many stages at the end get no block at all where blocks are dealt by cost.
-
-    A block moves the walk on by one stage at most: a layer does where the cost so far exceeds the stage's share, the
-    output layer and the cast of its logits do until the last stage is reached, and the loss comes last.
-
-    >>> empty_cost_stages(16.0, 1.0, 4.0, np.array([8.0, 16.0, 32.0])).tolist()
-    [0.0, 1.0, 12.0]
-    """
-    total = num_layers + head_cost / layer_cost
-    reached = np.minimum(num_layers, np.ceil(num_layers * pp / total) - 1.0)
-    by_norm = num_layers > total * (reached + 1.0) / pp
-    result: FloatArray = np.maximum(np.asarray(pp) - 1.0 - (reached + by_norm + 2.0), 0.0)
-    return result
+    return np.where(before >= 0, _layers_upto(num_layers, layer_cost, head_cost, pp, before), 0.0)
 
 
 def _layers_upto(num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number) -> FloatArray:
     total = num_layers + head_cost / layer_cost
     stages = np.asarray(stage) + 1.0
-    # A stage takes a layer even where the cost so far has passed its share, so that r + 1 stages hold r + 1 layers.
-    result: FloatArray = np.minimum(num_layers, np.maximum(np.floor(total * stages / pp + ROUNDING) + 1.0, stages))
-    return result
+    # A stage takes a layer even where the cost so far exceeds its share: r + 1 stages hold at least r + 1 layers.
+    return np.minimum(num_layers, np.maximum(np.floor(total * stages / pp + ROUNDING) + 1.0, stages))
 
 
 def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
@@ -151,5 +130,4 @@ def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArr
     behind = layouts.pp - stage - 1.0
     vp = layouts.vp
     chunks = np.where(vp > 1, 2.0 * behind + (vp - 1.0) * layouts.pp + 1.0, behind + 1.0)
-    result: FloatArray = np.minimum(chunks / vp, layouts.num_micro_batches)
-    return result
+    return np.minimum(chunks / vp, layouts.num_micro_batches)
