@@ -1,6 +1,6 @@
-"""What to say where no layout is left: which rule leaves nothing, and what is nearest to what was asked for.
+"""The error where no layout is left: which rule leaves nothing, and the nearest batch and number of GPUs that would do.
 
-No arrays are used here, so that a mistake is reported before the heavy parts are loaded.
+No arrays are used here, so that a mistake is reported before the heavy modules are loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
 
 DEPENDS = ("world", "expert_world", "batch", "interleaved_batches", "sequence_parallel")
-"""Rules that hold or break by what is not given, or that the search makes hold."""
+"""Rules that depend on values not given, or that the search satisfies."""
 PIPELINE = ("pipeline", "interleaving")
 SEQUENCE = ("sequence_chunks", "expert_sequence")
 MAX_TRIED = 24
@@ -27,7 +27,7 @@ MAX_TRIED = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadEnd:
-    """Look for what leaves no layout for so many GPUs and such a batch."""
+    """The reason that no layout is left for a number of GPUs and a batch."""
 
     model: ModelSpec
     job: JobSpec
@@ -44,11 +44,11 @@ class DeadEnd:
             raise self.error()
 
     def has_layouts(self) -> bool:
-        """Tell whether the fixed values hold the rules, and some ranks take the batch."""
+        """Tell whether the fixed values keep the rules, and the batch divides over some number of ranks."""
         return self._pinned_reason() is None and any(self._takes_batch(dp) for dp in self.data_ranks())
 
     def data_ranks(self) -> set[int]:
-        """Return every size of data parallelism that the other sizes leave."""
+        """Return every size of data parallelism that the other sizes allow."""
         axes = self._axes()
         tps, cps, pps = axes.tensor(), axes.context(), {pp for pp, _ in axes.pipeline() if any(axes.experts(pp))}
         products = {tp * cp * pp for tp in tps for cp in cps for pp in pps}
@@ -56,14 +56,14 @@ class DeadEnd:
         return {dp for dp in found if self.space.allows("dp", dp)}
 
     def error(self) -> UsageError:
-        """Return which rule leaves nothing, and what is nearest."""
+        """Return the error with the rule that leaves nothing, and the nearest values that leave some."""
         nearest = [text for text in (self._nearest_batch(), self._nearest_gpus()) if text]
         hint = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
         what = f"no layout is left for {self.num_gpus} GPUs and batch {self.global_batch}"
         return UsageError(f"{what}: {self._reason()}", hint=hint)
 
     def _pinned_reason(self) -> str | None:
-        """Return the first rule that the fixed values break by themselves."""
+        """Return the first rule that the fixed values break on their own."""
         layout, facts = self._mildest(), JobFacts.of(self.model, self.job)
         reasons = [self._product("n_gpus", self.num_gpus, "tp", "pp", "cp", "dp")]
         reasons += [rule.reason(facts, layout) for name, rule in RULES.items() if self._judges(name)]
@@ -76,7 +76,7 @@ class DeadEnd:
         return indivisible(name, value, "*".join(given), *(self._size(factor) for factor in given))
 
     def _judges(self, rule: str) -> bool:
-        """Tell whether a rule looks at given values alone."""
+        """Tell whether a rule looks only at given values."""
         if rule in PIPELINE:
             return "pp" in self.space.pinned or "vp" not in self.space.pinned
         if rule in SEQUENCE:

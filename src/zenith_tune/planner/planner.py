@@ -39,38 +39,37 @@ from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, ha
 from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resized
 
 AT_A_TIME = 16_384
-"""Layouts that are looked at in order of speed before it is asked whether they are enough."""
+"""Layouts estimated at a time, in order of speed, before checking whether they are enough."""
 NUM_NEAR_MISSES = 3
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """Hold the best of the layouts seen so far, by several measures."""
+    """The best layouts so far, by several measures."""
 
     best: BestLayouts
     too_large: BestLayouts = field(default_factory=lambda: BestLayouts(NUM_NEAR_MISSES))
-    """The fastest that fail by little."""
+    """The fastest that narrowly do not fit."""
     smallest: BestLayouts = field(default_factory=lambda: BestLayouts(1))
-    """Those that need the least memory, whether they fit or not."""
+    """The layout that needs the least memory, fitting or not."""
     front: Front = field(default_factory=Front)
     num_considered: int = 0
     num_not_fitting: int = 0
 
 
 INTERVAL = (0.05, 0.95)
-"""Levels between which 90% of measurements lie."""
+"""Quantiles that enclose 90% of measurements."""
 NEAR_MEMORY = 1.25
-"""A layout misses the memory narrowly if it needs at most so many times of it."""
+"""Ratio of needed memory to a GPU's up to which a layout is a near miss."""
 MAX_DOUBLINGS = 4
-"""How often the GPUs are doubled to find out how many would do."""
+"""Number of times the GPUs are doubled in search of enough of them."""
 
 
 class Planner:
-    """Rank the layouts of one job on one cluster.
+    """The layouts of one job on one cluster, ranked.
 
-    The rank is by the step that is expected over the errors of memory (`expected_step`), the simpler layout first where
-    the prediction cannot tell two apart (`tied_within`). A layout whose probability of
-    running out of memory is at least `risk` is not taken to fit.
+    The rank is by the expected step over the errors of memory (`expected_step`), the simpler layout first where two tie
+    (`tied_within`). A layout fits if its probability of running out of memory is below `risk`.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Planner:
     ) -> list[PlannedLayout]:
         """Return the fastest layouts that fit and are accepted, without the rest of a plan; none above `at_most_s`.
 
-        Layouts are looked at in the order of their time with memory to spare: what comes later is no faster.
+        Layouts are estimated in the order of their time with memory to spare, so that later ones are no faster.
         """
         space = space or SearchSpace()
         candidates = Candidates(self.model, self.job, self.cluster.num_gpus, global_batch, space)
@@ -169,7 +168,7 @@ class Planner:
             planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
             try:
                 fronts += thinned(planner.plan(global_batch, space=space, risk=risk).front)
-            except UsageError:  # fewer GPUs may leave no layout, which is no fault of the user's
+            except UsageError:  # fewer GPUs may leave no layout
                 continue
         return unbeaten(fronts)
 
@@ -185,20 +184,20 @@ class Planner:
         return WhatIf(text=text, before=before, after=after)
 
     def enough_gpus(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
-        """Return how many GPUs of the same kind a layout fits on, by doubling them a few times."""
+        """Return the number of GPUs of the same kind that a layout fits on, by doubling them a few times."""
         for doublings in range(1, MAX_DOUBLINGS + 1):
             num_gpus = self.cluster.num_gpus << doublings
             try:
                 planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
                 candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
-            except UsageError:  # so many GPUs fill no nodes
+            except UsageError:  # this number of GPUs does not fill whole nodes
                 continue
             if any(np.any(planner.estimate(piece).oom_probability < risk) for piece in candidates.batches()):
                 return num_gpus
         return None
 
     def explain(self, layout: Layout, *, space: SearchSpace | None = None, risk: float = RISK) -> Explanation:
-        """Return all that is known of one layout, legal or not; what would better it is looked for in `space`."""
+        """Return all that is known of one layout, legal or not, with improvements from `space`."""
         broken = broken_rules(self.model, self.job, layout)
         reasons = tuple(reason for _, reason in broken)
         if any(rule.name in ("world", "expert_world", "batch") for rule, _ in broken):
@@ -234,7 +233,7 @@ class Planner:
         return [self._planned(layouts, estimates, memory, routing, row) for row in range(len(layouts))]
 
     def _routing(self, layouts: LayoutBatch) -> list[tuple[float, float | None]]:
-        """Return the load of the busiest expert-parallel rank, and the memory if all had the same."""
+        """Return the load of the busiest expert-parallel rank, and the memory with balanced routing."""
         workload = Workload.of(self.model, self.job)
         if not workload.imbalance:
             return [(1.0, None)] * len(layouts)
@@ -245,7 +244,7 @@ class Planner:
         return [(float(load), float(size)) if ep > 1 else (1.0, None) for load, size, ep in rows]
 
     def estimate(self, layouts: LayoutBatch | Layout | str) -> Estimate:
-        """Estimate memory and time of a batch, or of one layout as a batch of one; text is refused with advice."""
+        """Estimate memory and time of a batch, or of one layout; text is refused with a hint."""
         if isinstance(layouts, str):
             problem = f"the layout {layouts!r} says nothing of its GPUs and its global batch"
             raise UsageError(problem, hint="give a Layout, or take zenith_tune.estimate, which reads text")
@@ -265,7 +264,7 @@ class Planner:
         search.front.add(piece, np.where(fits, found.step_s, np.inf), found.memory_bytes)
 
     def _refine(self, search: Search, space: SearchSpace, risk: float) -> None:
-        """Try every number of layers of block recomputation for the best: the candidates have a spread of them."""
+        """Try every number of block-recomputed layers for the best: the candidates have only some of them."""
         pinned = {"recompute", "recompute_layers"} & space.pinned.keys()
         if pinned or not len(search.best) or not self._recomputes_blocks():
             return
@@ -280,7 +279,7 @@ class Planner:
             search.best.add(batch, np.where(found.oom_probability < risk, found.expected_s, np.inf))
 
     def _block_numbers(self, layout: Layout, space: SearchSpace) -> range:
-        """Return the numbers of layers that may be recomputed, where the candidates do not have all of them."""
+        """Return the numbers of layers that may be recomputed, where the candidates lack some of them."""
         chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
         return range(1, chunk) if chunk - 1 > space.max_block_steps else range(0)
 

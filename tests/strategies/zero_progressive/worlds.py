@@ -78,7 +78,7 @@ def space(
 
 @dataclass
 class Search:
-    """Hold a search that came to its end."""
+    """A finished search."""
 
     world: World
     strategy: ZeroProgressiveStrategy

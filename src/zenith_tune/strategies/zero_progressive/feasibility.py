@@ -293,8 +293,8 @@ class ActivationProfile:
         if self.is_vague(params):
             return None
         needed, limit = self.needed(params), self.capacity_bytes
-        doubtful = UNSURE if self.subject.recomputes_at(params) in self._sloped else REFUTED
-        if needed > doubtful * limit and (reason := why_surely_too_large(self.subject, params)) is not None:
+        factor = UNSURE if self.subject.recomputes_at(params) in self._sloped else REFUTED
+        if needed > factor * limit and (reason := why_surely_too_large(self.subject, params)) is not None:
             return reason
         return self.why_not(params) if needed > HOPELESS * limit else None
 
