@@ -75,7 +75,16 @@ KINDS = ("tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "zero", "recompute"
 def better_steps(planned: PlannedLayout, neighbours: Iterable[PlannedLayout], risk: float) -> tuple[Step, ...]:
     """Return the changes that make a layout faster, or smaller at the same speed, or make it fit."""
     fitted = planned.oom_probability < risk
-    steps = [_step(planned, other, fitted) for other in neighbours if other.oom_probability < risk]
+    steps = [
+        Step(
+            change=changes(planned.layout, other.layout),
+            planned=other,
+            gain=planned.expected_s / other.expected_s - 1 if fitted else math.inf,
+            saved_bytes=planned.memory_bytes - other.memory_bytes,
+        )
+        for other in neighbours
+        if other.oom_probability < risk
+    ]
     steps.sort(key=lambda step: (-step.gain, step.planned.expected_s, -step.saved_bytes))
     faster = [step for step in steps if step.gain > LEAST_GAIN]
     smaller = [step for step in steps if abs(step.gain) <= LEAST_GAIN]
@@ -85,12 +94,6 @@ def better_steps(planned: PlannedLayout, neighbours: Iterable[PlannedLayout], ri
     smaller.sort(key=lambda step: -step.saved_bytes)
     others = [step for step in smaller if _kind(planned.layout, step.planned.layout) not in kinds]
     return (*chosen, *_one_of_each(planned, others)[:NUM_SMALLER])
-
-
-def _step(planned: PlannedLayout, other: PlannedLayout, fitted: bool) -> Step:
-    gain = planned.expected_s / other.expected_s - 1 if fitted else math.inf
-    saved = planned.memory_bytes - other.memory_bytes
-    return Step(change=changes(planned.layout, other.layout), planned=other, gain=gain, saved_bytes=saved)
 
 
 def _one_of_each(planned: PlannedLayout, steps: list[Step]) -> list[Step]:

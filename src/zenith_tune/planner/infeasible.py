@@ -5,7 +5,6 @@ No arrays are used here, so that a mistake is reported before the heavy modules 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,18 +106,13 @@ class DeadEnd:
             return pinned
         ranks = self.data_ranks()
         if ranks:
-            return self._batch_reason(min(ranks))
+            layout = Layout(num_gpus=min(ranks), micro_batch=self._size("mbs"), global_batch=self.global_batch)
+            every_legal = "the fixed values leave nothing together, though each of them is legal"
+            return BATCH.reason(JobFacts(), layout) or every_legal
         axes = self._axes()
         axes.tensor(), axes.context(), axes.pipeline()
         cuts = axes.log.cuts()
         return cuts[0].example if cuts else f"the fixed sizes do not divide {self.num_gpus} GPUs"
-
-    def _batch_reason(self, dp: int) -> str:
-        mbs = int(self.space.pinned.get("mbs", 1))
-        layout = Layout(num_gpus=dp, micro_batch=mbs, global_batch=self.global_batch)
-        return (
-            BATCH.reason(JobFacts(), layout) or "the fixed values leave nothing together, though each of them is legal"
-        )
 
     def _takes_batch(self, dp: int) -> bool:
         if self.global_batch % dp:
@@ -134,17 +128,11 @@ class DeadEnd:
         return None
 
     def _nearest_gpus(self) -> str | None:
-        for num_gpus in _around(self.num_gpus):
-            if replace(self, num_gpus=num_gpus).has_layouts():
+        nearest = (self.num_gpus + sign * distance for distance in range(1, MAX_TRIED + 1) for sign in (-1, 1))
+        for num_gpus in nearest:
+            if num_gpus > 0 and replace(self, num_gpus=num_gpus).has_layouts():
                 return f"{num_gpus} GPUs with batch {self.global_batch}"
         return None
 
     def _axes(self) -> Axes:
         return Axes(model=self.model, job=self.job, num_gpus=self.num_gpus, space=self.space)
-
-
-def _around(number: int) -> Iterator[int]:
-    for distance in range(1, MAX_TRIED + 1):
-        if number > distance:
-            yield number - distance
-        yield number + distance

@@ -22,7 +22,10 @@ SIZES = ("tp", "pp", "cp", "ep", "etp")
 def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpace | None = None) -> list[Layout]:
     """Return every legal layout one step away that a space has."""
     inside = space or SearchSpace()
-    steps = {*_sizes(layout), *_chunks(model, layout), *_micro_batches(layout), *_recompute(model, layout)}
+    steps = {*_sizes(layout), *_recompute(model, layout)}
+    if layout.pp > 1:
+        steps |= {replace(layout, vp=vp) for vp in range(1, model.num_layers // layout.pp + 1)}
+    steps |= {replace(layout, micro_batch=size) for size in _adjacent(layout.micro_batch, layout.global_batch)}
     steps |= {replace(layout, zero=stage) for stage in limits_of(job.framework.name).zero_stages}
     steps |= {replace(layout, sequence_parallel=not layout.sequence_parallel)}
     legal = [_fitted(model, step) for step in steps - {layout}]
@@ -51,17 +54,6 @@ def _sizes(layout: Layout) -> Iterator[Layout]:
                 # Sequence parallelism needs tensor parallelism, and comes with the first of it.
                 keeps = changed.tp > 1 and (layout.sequence_parallel or layout.tp == 1)
                 yield replace(changed, sequence_parallel=keeps)
-
-
-def _chunks(model: ModelSpec, layout: Layout) -> Iterator[Layout]:
-    for vp in range(1, model.num_layers // layout.pp + 1):
-        if layout.pp > 1:
-            yield replace(layout, vp=vp)
-
-
-def _micro_batches(layout: Layout) -> Iterator[Layout]:
-    for size in _adjacent(layout.micro_batch, layout.global_batch):
-        yield replace(layout, micro_batch=size)
 
 
 def _recompute(model: ModelSpec, layout: Layout) -> Iterator[Layout]:

@@ -36,7 +36,7 @@ from zenith_tune.planner.infeasible import DeadEnd
 from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
-from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resized
+from zenith_tune.planner.what_if import WhatIf, changed, parse_changes, resized
 
 AT_A_TIME = 16_384
 """Layouts estimated at a time, in order of speed, before checking whether they are enough."""
@@ -145,7 +145,8 @@ class Planner:
         if not pieces:
             return []
         layouts = LayoutBatch.concatenate(pieces)
-        roomy_s = np.concatenate([self._roomy_s(piece) for piece in pieces])
+        about = self.model, self.cluster, self.job
+        roomy_s = np.concatenate([time_with_room(*about, piece, self.calibration).step_s for piece in pieces])
         order = np.argsort(roomy_s, kind="stable")[: int(np.sum(roomy_s <= at_most_s))]
         search, found = Search(best=BestLayouts(max(top, 1), tied_within(self.calibration))), list[PlannedLayout]()
         for start in range(0, len(order), AT_A_TIME):
@@ -157,9 +158,6 @@ class Planner:
         self._refine(search, space, risk)
         refined = [planned for planned in self.evaluate_batch(search.best.layouts) if accepts(planned)]
         return [*refined, *found]
-
-    def _roomy_s(self, layouts: LayoutBatch) -> FloatArray:
-        return time_with_room(self.model, self.cluster, self.job, layouts, self.calibration).step_s
 
     def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
         """Return the layouts that no other beats in time, memory and GPUs together, down to an eighth of the GPUs."""
@@ -176,11 +174,10 @@ class Planner:
         self, global_batch: int, text: str, *, top: int = 10, space: SearchSpace | None = None, risk: float = RISK
     ) -> WhatIf:
         """Plan again with changes such as `mem=+8,gpus=128`, and return both plans."""
-        now = Situation(cluster=self.cluster, job=self.job, global_batch=global_batch)
-        then = now.changed(parse_changes(text))
-        other = Planner(self.model, then.cluster, then.job, self.calibration)
+        cluster, job, other_batch = changed(self.cluster, self.job, global_batch, parse_changes(text))
+        other = Planner(self.model, cluster, job, self.calibration)
         before = self.plan(global_batch, top=top, space=space, risk=risk)
-        after = other.plan(then.global_batch, top=top, space=space, risk=risk)
+        after = other.plan(other_batch, top=top, space=space, risk=risk)
         return WhatIf(text=text, before=before, after=after)
 
     def enough_gpus(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
@@ -266,26 +263,18 @@ class Planner:
     def _refine(self, search: Search, space: SearchSpace, risk: float) -> None:
         """Try every number of block-recomputed layers for the best: the candidates have only some of them."""
         pinned = {"recompute", "recompute_layers"} & space.pinned.keys()
-        if pinned or not len(search.best) or not self._recomputes_blocks():
+        probe = layout_at(LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1), 0)
+        if pinned or not len(search.best) or broken_rules(self.model, self.job, probe):
             return
-        blocks = [
-            replace(layout, recompute="full/block", recompute_layers=number)
-            for layout in (layout_at(search.best.layouts, row) for row in range(len(search.best)))
-            for number in self._block_numbers(layout, space)
-        ]
+        blocks = []
+        for layout in (layout_at(search.best.layouts, row) for row in range(len(search.best))):
+            chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
+            if chunk - 1 > space.max_block_steps:
+                blocks += [replace(layout, recompute="full/block", recompute_layers=n) for n in range(1, chunk)]
         if blocks:
             batch = batch_of(blocks)
             found = self.estimate(batch)
             search.best.add(batch, np.where(found.oom_probability < risk, found.expected_s, np.inf))
-
-    def _block_numbers(self, layout: Layout, space: SearchSpace) -> range:
-        """Return the numbers of layers that may be recomputed, where the candidates lack some of them."""
-        chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
-        return range(1, chunk) if chunk - 1 > space.max_block_steps else range(0)
-
-    def _recomputes_blocks(self) -> bool:
-        probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
-        return not broken_rules(self.model, self.job, layout_at(probe, 0))
 
     def _near_misses(
         self, search: Search, candidates: Candidates, best: PlannedLayout | None, space: SearchSpace, risk: float

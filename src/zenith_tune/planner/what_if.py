@@ -39,28 +39,21 @@ class Change:
         return new
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What a plan is made for."""
-
-    cluster: ClusterSpec
-    job: JobSpec
-    global_batch: int
-
-    def changed(self, changes: list[Change]) -> Situation:
-        """Return the situation after changes; memory is in GiB per GPU."""
-        cluster, job, batch = self.cluster, self.job, self.global_batch
-        for change in changes:
-            if change.key == "mem":
-                memory = change.apply(cluster.gpu.memory_bytes / GIB) * GIB
-                cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(memory)))
-            elif change.key == "gpus":
-                cluster = resized(cluster, int(change.apply(cluster.num_gpus)))
-            elif change.key == "seq":
-                job = replace(job, seq_len=int(change.apply(job.seq_len)))
-            else:
-                batch = int(change.apply(batch))
-        return Situation(cluster=cluster, job=job, global_batch=batch)
+def changed(
+    cluster: ClusterSpec, job: JobSpec, global_batch: int, changes: list[Change]
+) -> tuple[ClusterSpec, JobSpec, int]:
+    """Return cluster, job and batch after changes; memory is in GiB per GPU."""
+    for change in changes:
+        if change.key == "mem":
+            memory = change.apply(cluster.gpu.memory_bytes / GIB) * GIB
+            cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(memory)))
+        elif change.key == "gpus":
+            cluster = resized(cluster, int(change.apply(cluster.num_gpus)))
+        elif change.key == "seq":
+            job = replace(job, seq_len=int(change.apply(job.seq_len)))
+        else:
+            global_batch = int(change.apply(global_batch))
+    return cluster, job, global_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

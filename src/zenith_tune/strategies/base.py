@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -66,6 +67,11 @@ class EvalFunction(Protocol):
     def has_room(self) -> bool:
         """Tell whether a submitted point would start at once; the trial that made room has its result by then."""
         return True
+
+
+def relative_error(trial: Trial) -> float:
+    """Return the standard error of a trial's value, relative to it."""
+    return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
 
 
 class PlainFunction:

@@ -190,14 +190,15 @@ def needs_more(layouts: LayoutBatch, index: int) -> BoolArray:
     more = alike(layouts, index, CUT) & (layouts.mbs >= layouts.mbs[index]) & (kept >= kept[index])
     # Rows equal in both may differ in what the planner does not know, such as the modules that are recomputed.
     larger = (layouts.mbs > layouts.mbs[index]) | (kept > kept[index])
-    return more & larger & _comparable(layouts, index)
+    result: BoolArray = more & larger & _comparable(layouts, index)
+    return result
 
 
 def is_slower(layouts: LayoutBatch, index: int) -> BoolArray:
     """Tell which layouts cannot be faster than that at `index`: the same work, and more of it recomputed."""
     kept = _kept(layouts)
-    slower = alike(layouts, index, (*CUT, "mbs")) & (kept < kept[index])
-    return slower & _comparable(layouts, index)
+    slower: BoolArray = alike(layouts, index, (*CUT, "mbs")) & (kept < kept[index]) & _comparable(layouts, index)
+    return slower
 
 
 def is_sharding_twin(layouts: LayoutBatch, index: int) -> BoolArray:
@@ -207,7 +208,8 @@ def is_sharding_twin(layouts: LayoutBatch, index: int) -> BoolArray:
     """
     same = alike(layouts, index, (*(name for name in CUT if name != "zero"), "mbs", "recompute", "recompute_layers"))
     others = np.arange(len(layouts)) != index
-    return same & (layouts.zero <= 1) & (layouts.zero[index] <= 1) & others
+    twins: BoolArray = same & others & (layouts.zero <= 1) & (layouts.zero[index] <= 1)
+    return twins
 
 
 def _kept(layouts: LayoutBatch) -> FloatArray:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.strategies.base import relative_error
 from zenith_tune.strategies.zero_progressive.ds_config import AXES, CPU, MEMORY_MODES, matters
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, MeasuredMemory
 from zenith_tune.study.parameters import Direction, Params, Value
@@ -293,7 +294,7 @@ class RungSearch:
     def _has_reached_plateau(self) -> bool:
         growth = self.growth
         gain = growth.last_gain()
-        error = math.hypot(*(_relative_error(self.trials[mbs]) for mbs in growth.last_step() or ()))
+        error = math.hypot(*(relative_error(self.trials[mbs]) for mbs in growth.last_step() or ()))
         # An error below the plateau decides nothing.
         return gain is not None and gain + (error if error > self.plateau else 0.0) < self.plateau
 
@@ -323,8 +324,3 @@ class RungSearch:
             return True
         gain = self.growth.expected_gain(mbs, best)
         return gain is not None and gain < self.plateau
-
-
-def _relative_error(trial: Trial) -> float:
-    """Return the standard error of a trial's value, relative to it."""
-    return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))

@@ -85,8 +85,9 @@ class ProgressiveSearch:
             self._explore(search)
         if search.edge is None and not rung.is_lean and (self._rules.probe or self._has_keys_of_its_own(rung)):
             best = self._best.best if self._best else None
-            if best is not None and self._fits(rung.at(int(best.params["mbs"]))):
-                search.run_at(int(best.params["mbs"]), "a single run of a stage that would be skipped")
+            mbs = int(best.params["mbs"]) if best is not None else 0
+            if mbs and not (self._memory.is_measured(rung.base) and self._memory.why_not(rung.at(mbs))):
+                search.run_at(mbs, "a single run of a stage that would be skipped")
         self._report(search)
 
     def _why_skip(self, rung: Rung) -> str | None:
@@ -174,9 +175,6 @@ class ProgressiveSearch:
         """Tell whether a point exceeds the memory by a factor, by measured figures."""
         memory = self._memory
         return memory.is_measured(point) and memory.needed(point) > factor * memory.capacity_bytes
-
-    def _fits(self, point: Params) -> bool:
-        return not self._memory.is_measured(point) or self._memory.why_not(point) is None
 
     def _fits_like(self, point: Params, other: Params) -> bool:
         """Tell whether a point fits, given another that ran: one that takes little more is not ruled out."""
