@@ -147,7 +147,7 @@ def test_more_memory_is_never_slower() -> None:
     assert what_if.after.cluster.gpu.memory_bytes == what_if.before.cluster.gpu.memory_bytes + 60 * 2**30
 
 
-def test_more_gpus_are_planned_anew() -> None:
+def test_more_gpus_get_a_plan_of_their_own() -> None:
     what_if = planner("llama3-8b", "h100x8").what_if(64, "gpus=16,seq=4096,gbs=128")
     after = what_if.after
     assert (after.cluster.num_gpus, after.job.seq_len, after.global_batch) == (16, 4096, 128)

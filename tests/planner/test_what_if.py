@@ -6,20 +6,26 @@ from tests.layouts.specs import job
 from tests.mentions import mentions
 from tests.planner.planners import planner
 from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.what_if import Situation, parse_changes
+from zenith_tune.planner.what_if import changed, parse_changes
 
-NOW = Situation(cluster=load_cluster("h100x64"), job=job(), global_batch=512)
+CLUSTER, JOB, BATCH = load_cluster("h100x64"), job(), 512
+
+
+def after(text: str) -> tuple[ClusterSpec, JobSpec, int]:
+    return changed(CLUSTER, JOB, BATCH, parse_changes(text))
 
 
 def test_a_sign_adds_and_none_sets() -> None:
-    memory = NOW.cluster.gpu.memory_bytes
-    assert NOW.changed(parse_changes("mem=+8")).cluster.gpu.memory_bytes == memory + 8 * 2**30
-    assert NOW.changed(parse_changes("mem=-8")).cluster.gpu.memory_bytes == memory - 8 * 2**30
-    assert NOW.changed(parse_changes("mem=100")).cluster.gpu.memory_bytes == 100 * 2**30
-    then = NOW.changed(parse_changes("gpus=+64,seq=4096,gbs=1024"))
-    assert (then.cluster.num_gpus, then.job.seq_len, then.global_batch) == (128, 4096, 1024)
-    assert then.cluster.name == "h100x128"
+    memory = CLUSTER.gpu.memory_bytes
+    assert after("mem=+8")[0].gpu.memory_bytes == memory + 8 * 2**30
+    assert after("mem=-8")[0].gpu.memory_bytes == memory - 8 * 2**30
+    assert after("mem=100")[0].gpu.memory_bytes == 100 * 2**30
+    cluster, other_job, batch = after("gpus=+64,seq=4096,gbs=1024")
+    assert (cluster.num_gpus, other_job.seq_len, batch) == (128, 4096, 1024)
+    assert cluster.name == "h100x128"
 
 
 def test_memory_that_is_set_below_what_there_is_hints_at_adding_it() -> None:
@@ -34,5 +40,5 @@ def test_memory_that_is_set_below_what_there_is_hints_at_adding_it() -> None:
 )
 def test_a_mistake_is_one_line(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        NOW.changed(parse_changes(text))
+        after(text)
     assert "--what-if" in str(caught.value) and "\n" not in str(caught.value)

@@ -22,7 +22,7 @@ from zenith_tune.testing import ScriptedTrials
 
 
 class Slots(EvalFunction):
-    """Hold every trial until all slots are taken or nothing more is asked, as real ones that take their time."""
+    """Trials that end only when all slots are taken or nothing more is asked, like real ones that take their time."""
 
     def __init__(self, num_slots: int, budget: int = 1000) -> None:
         self.num_slots, self.budget = num_slots, budget

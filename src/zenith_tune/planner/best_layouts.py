@@ -1,7 +1,7 @@
-"""The best of many layouts, kept piece by piece: by score, the simpler first where two tie, and by time and memory.
+"""The best of many layouts, collected in batches: by score, the simpler first where two tie, and by time and memory.
 
-Two layouts tie where their scores differ by less than the prediction can tell apart: the simpler one then stands first,
-since it has less to go wrong and loses nothing that is known.
+Two layouts tie where their scores differ by less than the prediction can resolve; the simpler one then comes first,
+since it has less to go wrong.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 DISTINCT = ("tp", "pp", "ep", "etp")
-"""Two layouts that agree in these and in a rank's tokens per micro-batch are variants of one."""
+"""Axes that, with a rank's tokens per micro-batch, distinguish layouts; others make variants of one."""
 TIED = 0.15
 """Share of the spread of predictions below which two layouts of one job tie: most of an error is common to both. It is
 0.021 for Megatron. Held-out neighbours that were predicted within 5% of each other were off by 0.032 (Ultra-Scale
 Playbook up to 64 GPUs, 151 pairs) and 0.064 (BLOOM's, 117 pairs) at the median, repeats of one run by 0.02 to 0.05."""
 MOST_TIED = 0.025
-"""However wide the spread: where a few runs of a kind are far off, the others can still be distinguished."""
+"""Upper limit of that difference: a few runs that are far off widen the spread, and the others still differ."""
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 RECOMPUTE_COST = np.array([0.0, 1.0, 1.0, 2.0])
-"""What recomputation counts as, in doublings of a size: none, selective, full, and full of a number of layers."""
+"""Complexity of recomputation in doublings of a size: none, selective, full, and full for some layers."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -38,7 +38,7 @@ def tied_within(calibration: Calibration) -> float:
 
 
 def complexity(layouts: LayoutBatch) -> FloatArray:
-    """Return how far layouts are from plain data parallelism, in doublings of a size.
+    """Return the distance of layouts from plain data parallelism, in doublings of a size.
 
     >>> complexity(LayoutBatch.of(tp=[1, 2, 2], pp=[1, 4, 4], vp=[1, 1, 8], recompute=[0, 0, 3])).tolist()
     [0.0, 3.0, 8.0]
@@ -49,7 +49,7 @@ def complexity(layouts: LayoutBatch) -> FloatArray:
 
 
 class BestLayouts:
-    """Keep the layouts of the lowest score, one per way to cut the model and its tokens: the simplest that ties.
+    """The layouts of the lowest score, one per way to split the model and its tokens: the simplest that ties.
 
     >>> best = BestLayouts(1)
     >>> best.add(LayoutBatch.of(tp=[1, 2, 4], gbs=8), np.array([3.0, 1.0, np.inf]))
@@ -69,7 +69,7 @@ class BestLayouts:
         return len(self.scores)
 
     def add(self, layouts: LayoutBatch, scores: FloatArray) -> None:
-        """Take in a piece; a layout whose score is not finite is none of them."""
+        """Add a batch; a layout whose score is not finite is left out."""
         better = np.flatnonzero(scores < self._limit)
         if not len(better):
             return
@@ -83,7 +83,7 @@ class BestLayouts:
             self._limit = all_scores[leads[-1]] * (1 + self._tied)
         costs = complexity(both)
         simplest = _simplest(all_scores, costs, first[way], self._tied)[leads]
-        # Of each way the fastest is kept too: a faster one may come, and what ties is another then.
+        # The fastest of each way is kept too: which layouts tie changes when a faster one comes.
         rows = np.union1d(leads, simplest)
         self._kept, self._kept_scores = both.take(rows), all_scores[rows]
         listed = simplest[_listed(all_scores[leads], all_scores[simplest], costs[simplest], self._tied)]
@@ -91,7 +91,7 @@ class BestLayouts:
 
 
 def _simplest(scores: FloatArray, costs: FloatArray, lead: Rows, tied: float) -> Rows:
-    """Return for every row that leads its way the simplest row that ties with it; others keep themselves."""
+    """Return the simplest row that ties with each row that leads its way; other rows map to themselves."""
     found = np.arange(len(scores))
     ties = np.flatnonzero(scores <= scores[lead] * (1 + tied))
     order = ties[np.lexsort((scores[ties], costs[ties], lead[ties]))]
@@ -101,9 +101,9 @@ def _simplest(scores: FloatArray, costs: FloatArray, lead: Rows, tied: float) ->
 
 
 def _listed(fastest: FloatArray, scores: FloatArray, costs: FloatArray, tied: float) -> Rows:
-    """Return the order of ways: what ties with the fastest that is left comes next, the simplest of it first.
+    """Return the order of ways: those that tie with the fastest of the rest come next, the simplest first.
 
-    `fastest` are the lowest scores of the ways, rising, and `scores` those of what stands for them.
+    `fastest` are the lowest scores of the ways, ascending, and `scores` those of their simplest layouts.
     """
     listed, left = list[Rows](), np.arange(len(scores))
     while len(left):
@@ -115,7 +115,7 @@ def _listed(fastest: FloatArray, scores: FloatArray, costs: FloatArray, tied: fl
 
 
 def tied_with_first(scores: Sequence[float], tied: float) -> int:
-    """Return how many of a ranked list tie with the fastest of those that stand at its head.
+    """Return how many layouts at the head of a ranked list tie.
 
     >>> tied_with_first([1.01, 1.0, 1.015, 1.03], 0.02)
     3
@@ -127,7 +127,7 @@ def tied_with_first(scores: Sequence[float], tied: float) -> int:
 
 
 class Front:
-    """Keep the layouts that no other beats in both time and memory."""
+    """The layouts that no other beats in both time and memory."""
 
     def __init__(self) -> None:
         self.layouts = LayoutBatch.of().take(np.arange(0))
@@ -135,7 +135,7 @@ class Front:
         self._memory: FloatArray = np.empty(0)
 
     def add(self, layouts: LayoutBatch, time: FloatArray, memory: FloatArray) -> None:
-        """Take in a piece; a layout whose time is not finite is none of them."""
+        """Add a batch; a layout whose time is not finite is left out."""
         finite = np.flatnonzero(np.isfinite(time))
         both = LayoutBatch.concatenate([self.layouts, layouts.take(finite)])
         all_time = np.concatenate([self._time, time[finite]])
@@ -148,7 +148,7 @@ class Front:
 
 
 def _keys(layouts: LayoutBatch) -> npt.NDArray[np.uint64]:
-    """Return one number per way to cut the model; two ways share one with a chance of 1 to 2**64."""
+    """Return a hash of 64 bits for each way to split the model."""
     keys = np.zeros(len(layouts), np.uint64)
     tokens = (layouts.mbs / layouts.cp).view(np.uint64)
     columns = [*(getattr(layouts, name).astype(np.uint64) for name in DISTINCT), tokens]

@@ -1,11 +1,10 @@
-"""What to say where no layout is left: which rule leaves nothing, and what is nearest to what was asked for.
+"""The error where no layout is left: which rule leaves nothing, and the nearest batch and number of GPUs that would do.
 
-No arrays are used here, so that a mistake is reported before the heavy parts are loaded.
+No arrays are used here, so that a mistake is reported before the heavy modules are loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
 
 DEPENDS = ("world", "expert_world", "batch", "interleaved_batches", "sequence_parallel")
-"""Rules that hold or break by what is not given, or that the search makes hold."""
+"""Rules that depend on values not given, or that the search satisfies."""
 PIPELINE = ("pipeline", "interleaving")
 SEQUENCE = ("sequence_chunks", "expert_sequence")
 MAX_TRIED = 24
@@ -27,7 +26,7 @@ MAX_TRIED = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadEnd:
-    """Look for what leaves no layout for so many GPUs and such a batch."""
+    """The reason that no layout is left for a number of GPUs and a batch."""
 
     model: ModelSpec
     job: JobSpec
@@ -44,11 +43,11 @@ class DeadEnd:
             raise self.error()
 
     def has_layouts(self) -> bool:
-        """Tell whether the fixed values hold the rules, and some ranks take the batch."""
+        """Tell whether the fixed values keep the rules, and the batch divides over some number of ranks."""
         return self._pinned_reason() is None and any(self._takes_batch(dp) for dp in self.data_ranks())
 
     def data_ranks(self) -> set[int]:
-        """Return every size of data parallelism that the other sizes leave."""
+        """Return every size of data parallelism that the other sizes allow."""
         axes = self._axes()
         tps, cps, pps = axes.tensor(), axes.context(), {pp for pp, _ in axes.pipeline() if any(axes.experts(pp))}
         products = {tp * cp * pp for tp in tps for cp in cps for pp in pps}
@@ -56,14 +55,14 @@ class DeadEnd:
         return {dp for dp in found if self.space.allows("dp", dp)}
 
     def error(self) -> UsageError:
-        """Return which rule leaves nothing, and what is nearest."""
+        """Return the error with the rule that leaves nothing, and the nearest values that leave some."""
         nearest = [text for text in (self._nearest_batch(), self._nearest_gpus()) if text]
         hint = f"nearest are {' and '.join(nearest)}" if nearest else "fix another value, or none"
         what = f"no layout is left for {self.num_gpus} GPUs and batch {self.global_batch}"
         return UsageError(f"{what}: {self._reason()}", hint=hint)
 
     def _pinned_reason(self) -> str | None:
-        """Return the first rule that the fixed values break by themselves."""
+        """Return the first rule that the fixed values break on their own."""
         layout, facts = self._mildest(), JobFacts.of(self.model, self.job)
         reasons = [self._product("n_gpus", self.num_gpus, "tp", "pp", "cp", "dp")]
         reasons += [rule.reason(facts, layout) for name, rule in RULES.items() if self._judges(name)]
@@ -76,7 +75,7 @@ class DeadEnd:
         return indivisible(name, value, "*".join(given), *(self._size(factor) for factor in given))
 
     def _judges(self, rule: str) -> bool:
-        """Tell whether a rule looks at given values alone."""
+        """Tell whether a rule looks only at given values."""
         if rule in PIPELINE:
             return "pp" in self.space.pinned or "vp" not in self.space.pinned
         if rule in SEQUENCE:
@@ -107,18 +106,13 @@ class DeadEnd:
             return pinned
         ranks = self.data_ranks()
         if ranks:
-            return self._batch_reason(min(ranks))
+            layout = Layout(num_gpus=min(ranks), micro_batch=self._size("mbs"), global_batch=self.global_batch)
+            every_legal = "the fixed values leave nothing together, though each of them is legal"
+            return BATCH.reason(JobFacts(), layout) or every_legal
         axes = self._axes()
         axes.tensor(), axes.context(), axes.pipeline()
         cuts = axes.log.cuts()
         return cuts[0].example if cuts else f"the fixed sizes do not divide {self.num_gpus} GPUs"
-
-    def _batch_reason(self, dp: int) -> str:
-        mbs = int(self.space.pinned.get("mbs", 1))
-        layout = Layout(num_gpus=dp, micro_batch=mbs, global_batch=self.global_batch)
-        return (
-            BATCH.reason(JobFacts(), layout) or "the fixed values leave nothing together, though each of them is legal"
-        )
 
     def _takes_batch(self, dp: int) -> bool:
         if self.global_batch % dp:
@@ -134,17 +128,11 @@ class DeadEnd:
         return None
 
     def _nearest_gpus(self) -> str | None:
-        for num_gpus in _around(self.num_gpus):
-            if replace(self, num_gpus=num_gpus).has_layouts():
+        nearest = (self.num_gpus + sign * distance for distance in range(1, MAX_TRIED + 1) for sign in (-1, 1))
+        for num_gpus in nearest:
+            if num_gpus > 0 and replace(self, num_gpus=num_gpus).has_layouts():
                 return f"{num_gpus} GPUs with batch {self.global_batch}"
         return None
 
     def _axes(self) -> Axes:
         return Axes(model=self.model, job=self.job, num_gpus=self.num_gpus, space=self.space)
-
-
-def _around(number: int) -> Iterator[int]:
-    for distance in range(1, MAX_TRIED + 1):
-        if number > distance:
-            yield number - distance
-        yield number + distance

@@ -22,7 +22,10 @@ SIZES = ("tp", "pp", "cp", "ep", "etp")
 def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpace | None = None) -> list[Layout]:
     """Return every legal layout one step away that a space has."""
     inside = space or SearchSpace()
-    steps = {*_sizes(layout), *_chunks(model, layout), *_micro_batches(layout), *_recompute(model, layout)}
+    steps = {*_sizes(layout), *_recompute(model, layout)}
+    if layout.pp > 1:
+        steps |= {replace(layout, vp=vp) for vp in range(1, model.num_layers // layout.pp + 1)}
+    steps |= {replace(layout, micro_batch=size) for size in _adjacent(layout.micro_batch, layout.global_batch)}
     steps |= {replace(layout, zero=stage) for stage in limits_of(job.framework.name).zero_stages}
     steps |= {replace(layout, sequence_parallel=not layout.sequence_parallel)}
     legal = [_fitted(model, step) for step in steps - {layout}]
@@ -33,7 +36,7 @@ def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpac
 
 
 def is_inside(space: SearchSpace, model: ModelSpec, layout: Layout) -> bool:
-    """Tell whether a layout keeps the bounds and the given values of a space, and is cut as it allows."""
+    """Tell whether a layout is within the bounds, the given values and the splits of a space."""
     values: dict[str, int | str] = {name: getattr(layout, name) for name in (*SIZES, "vp", "dp", "zero")}
     values |= {"mbs": layout.micro_batch, "recompute": layout.recompute, "recompute_layers": layout.recompute_layers}
     values |= {"sp": int(layout.sequence_parallel), "flash": int(layout.flash_attention)}
@@ -44,24 +47,13 @@ def is_inside(space: SearchSpace, model: ModelSpec, layout: Layout) -> bool:
 
 def _sizes(layout: Layout) -> Iterator[Layout]:
     for name in SIZES:
-        for size in _beside(getattr(layout, name), layout.num_gpus):
+        for size in _adjacent(getattr(layout, name), layout.num_gpus):
             change: dict[str, Any] = {name: size}
             changed = replace(layout, **change)
             if layout.num_gpus % (changed.tp * changed.pp * changed.cp) == 0:
-                # Sequence parallelism comes and goes with the tensor parallelism that carries it.
+                # Sequence parallelism needs tensor parallelism, and comes with the first of it.
                 keeps = changed.tp > 1 and (layout.sequence_parallel or layout.tp == 1)
                 yield replace(changed, sequence_parallel=keeps)
-
-
-def _chunks(model: ModelSpec, layout: Layout) -> Iterator[Layout]:
-    for vp in range(1, model.num_layers // layout.pp + 1):
-        if layout.pp > 1:
-            yield replace(layout, vp=vp)
-
-
-def _micro_batches(layout: Layout) -> Iterator[Layout]:
-    for size in _beside(layout.micro_batch, layout.global_batch):
-        yield replace(layout, micro_batch=size)
 
 
 def _recompute(model: ModelSpec, layout: Layout) -> Iterator[Layout]:
@@ -71,7 +63,7 @@ def _recompute(model: ModelSpec, layout: Layout) -> Iterator[Layout]:
         yield replace(layout, recompute=kind, recompute_layers=number)
 
 
-def _beside(size: int, total: int) -> list[int]:
+def _adjacent(size: int, total: int) -> list[int]:
     """Return the divisors of `total` next to `size`."""
     options = divisors(total)
     below, above = [d for d in options if d < size], [d for d in options if d > size]
@@ -79,7 +71,7 @@ def _beside(size: int, total: int) -> list[int]:
 
 
 def _fitted(model: ModelSpec, layout: Layout) -> Layout:
-    """Return the layout with no more recomputed layers and chunks than the change has left."""
+    """Return the layout with its recomputed layers and chunks limited to what the change leaves."""
     vp = layout.vp if layout.pp > 1 else 1
     if layout.recompute != "full/block":
         return replace(layout, vp=vp)
@@ -90,7 +82,7 @@ def _fitted(model: ModelSpec, layout: Layout) -> Layout:
 
 
 LEAST_GAIN = 0.005
-"""A near miss must promise more than this, or it is no loss."""
+"""The least gain of a near miss."""
 
 
 def memory_misses(
@@ -100,7 +92,7 @@ def memory_misses(
     risk: float,
     evaluate_neighbours: Callable[[Layout], list[PlannedLayout]],
 ) -> list[NearMiss]:
-    """Return those that memory alone forbids, with what would make each fit."""
+    """Return those that only memory forbids, with what would make each fit."""
     found = []
     for miss in (miss.with_room() for miss in misses):
         gain = math.inf if best is None else best.step_s / miss.step_s - 1
@@ -124,7 +116,7 @@ def batch_misses(misses: list[PlannedLayout], best: PlannedLayout | None, global
 
 
 def memory_reason(miss: PlannedLayout) -> str:
-    """Return by how much a layout misses the memory of a GPU, and what it would do with more."""
+    """Return by how much a layout exceeds a GPU's memory, and its speed with enough."""
     sizes = f"{miss.memory_bytes / GIB:.1f} of {format_bytes(miss.capacity_bytes)}"
     fits_barely = miss.headroom_bytes >= 0
     what = f"{miss.oom_probability:.0%} likely to run out of memory" if fits_barely else "does not fit"

@@ -1,4 +1,4 @@
-"""What each stage of a pipeline does when in a step: 1F1B, or interleaved where a rank has several chunks.
+"""The timeline of a pipeline's stages in one step: 1F1B, or interleaved where a rank has several chunks.
 
 Legend: p stages, v chunks per stage, m micro-batches; the order of work is that of Megatron Core's schedules
 (Narayanan et al. 2021, figures 3 and 4).
@@ -20,17 +20,17 @@ from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout
 
 MAX_BARS = 1000
-"""An eye does not see more."""
+"""Number of bars that a drawing can show."""
 ONCE = ("dp", "optimizer")
 """Parts of a step that come after the last micro-batch."""
 
 Work = tuple[bool, int, int]
-"""Whether it is a forward pass, the chunk, and the micro-batch."""
+"""Whether it is a forward pass, its chunk, and its micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Hold one pass of one micro-batch through one chunk."""
+    """One pass of one micro-batch through one chunk."""
 
     stage: int
     chunk: int
@@ -42,24 +42,24 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTimeline:
-    """Hold the passes of one step."""
+    """The passes of one step."""
 
     num_stages: int
     num_chunks: int
     num_micro_batches: int
     shown_micro_batches: int
-    """Of a long step only its first micro-batches are drawn, as if there were no others."""
+    """Number of micro-batches drawn: of a long step only the first, as if there were no others."""
     bars: tuple[Bar, ...]
     tail_s: float
-    """Gradients and optimizer, after the last pass."""
+    """Seconds of gradients and optimizer after the last pass."""
     idle_share: float
-    """What the stages wait of the drawn passes, on average."""
+    """Mean share of the drawn time that stages wait."""
 
 
 def pipeline_timeline(
     subject: PlanSubject, calibration: Calibration, planned: PlannedLayout
 ) -> PipelineTimeline | None:
-    """Return the timeline of a planned step, to the scale of its estimate; None of a layout without a pipeline."""
+    """Return the timeline of a planned step, scaled to its estimate; None for a layout without a pipeline."""
     layout = planned.layout
     if layout.pp == 1:
         return None
@@ -70,7 +70,7 @@ def pipeline_timeline(
         return None
     end_s = max(bar.end_s for bar in bars)
     once_s = sum(planned.time_parts.get(name, 0.0) for name in ONCE)
-    # Messages and waits stretch every pass alike, so that a whole step ends when the estimate says.
+    # Messages and waits stretch every pass alike, so that the step takes as long as estimated.
     scale = (planned.step_s - once_s) / end_s if shown == layout.num_micro_batches else 1.0
     busy_s = sum(bar.end_s - bar.start_s for bar in bars)
     return PipelineTimeline(
@@ -85,7 +85,7 @@ def pipeline_timeline(
 
 
 def simulate(forward_s: Sequence[float], backward_s: Sequence[float], *, chunks: int, micro_batches: int) -> list[Bar]:
-    """Let every stage do its work in order, each pass as soon as what it needs is there; nothing if they would hang.
+    """Run every stage's passes in order, each as soon as its inputs are ready; return nothing if they would hang.
 
     >>> [round(bar.end_s) for bar in simulate([1.0, 1.0], [2.0, 2.0], chunks=1, micro_batches=1)]
     [1, 2, 4, 6]
@@ -115,7 +115,7 @@ def simulate(forward_s: Sequence[float], backward_s: Sequence[float], *, chunks:
 
 
 def _ready(ended: dict[Work, float], is_forward: bool, place: int, places: int, micro_batch: int) -> float | None:
-    """Return when a pass has what it needs; None while that is not there."""
+    """Return when the inputs of a pass are ready; None while they are not."""
     if is_forward:
         return 0.0 if place == 0 else ended.get((True, place - 1, micro_batch))
     is_last = place == places - 1
@@ -151,7 +151,7 @@ def _pass_times(subject: PlanSubject, calibration: Calibration, layout: Layout) 
 
 
 def _micro_batch_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
-    """Return the seconds of one micro-batch on each stage: what a batch twice as large adds to a step."""
+    """Return the seconds of one micro-batch on each stage, from what a batch twice as large adds to a step."""
     once, twice = (
         _step_times(subject, calibration, replace(layout, global_batch=layout.global_batch * n)) for n in (1, 2)
     )

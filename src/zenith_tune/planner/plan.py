@@ -1,4 +1,4 @@
-"""What planning gives back: ranked layouts, what was dropped and why, and what nearly made it."""
+"""The result of planning: ranked layouts, what was dropped and why, and near misses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.units import GIB, count, format_bytes, format_seconds
 
 PRESSURE = "memory"
-"""The part of a step that is lost for want of memory."""
+"""The part of a step that is lost when memory is nearly full."""
 CAUSES = {
     "compute": "compute",
     "recompute": "memory (recompute)",
@@ -29,29 +29,29 @@ CAUSES = {
     "overhead": "overhead",
     PRESSURE: "memory (nearly full)",
 }
-"""What a person calls the parts of a step; recomputation is time paid for memory."""
+"""Display names of the parts of a step; recomputation is time paid for memory."""
 SHORT = {"recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
-"""The same in a few letters, where the long name is too long."""
+"""Short display names, where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayout:
-    """Hold a layout and its estimate."""
+    """A layout and its estimate."""
 
     layout: Layout
     step_s: float
     expected_s: float
-    """The mean step over the errors of memory, a crash charged: what layouts are ranked by."""
+    """Mean step time over the errors of memory, with a penalty for a crash; layouts are ranked by it."""
     step_spread: float
     """Standard deviation of the logarithm of measured over estimated time."""
     step_interval_s: tuple[float, float]
-    """The interval that holds the step time with 90%."""
+    """90% interval of the step time."""
     time_parts: dict[str, float]
     memory_bytes: float
     memory_interval_bytes: tuple[float, float]
-    """The interval that holds the peak memory with 90%."""
+    """90% interval of the peak memory."""
     balanced_bytes: float | None
-    """Peak memory with balanced routing; None where the figures are of that."""
+    """Peak memory with balanced routing; None where the figures already assume it."""
     busiest_load: float
     """Expected tokens on the busiest expert-parallel rank of a layer over the mean; 1 with balanced routing."""
     memory_parts: dict[str, float]
@@ -59,7 +59,7 @@ class PlannedLayout:
     oom_probability: float
     tokens_per_s: float
     mfu: float
-    """Model operations over the peak of all GPUs."""
+    """Model FLOPs per second over the peak of all GPUs."""
 
     def __repr__(self) -> str:
         memory = f"{self.memory_bytes / GIB:.1f} of {format_bytes(self.capacity_bytes)}"
@@ -68,16 +68,16 @@ class PlannedLayout:
 
     @property
     def name(self) -> str:
-        """The short spelling."""
+        """The short name of the layout."""
         return layout_name(self.layout)
 
     @property
     def roomy_s(self) -> float:
-        """Step time if the GPU had memory to spare: without what a full one loses to its allocator."""
+        """Step time with memory to spare, without the allocator's losses when it is nearly full."""
         return self.step_s - self.time_parts.get(PRESSURE, 0.0)
 
     def with_room(self) -> PlannedLayout:
-        """Return the same layout as it would run on a GPU with memory to spare."""
+        """Return the layout as it would run on a GPU with memory to spare."""
         factor = self.roomy_s / self.step_s
         low, high = self.step_interval_s
         return replace(
@@ -92,7 +92,7 @@ class PlannedLayout:
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Speed of one GPU."""
+        """Tokens per second of one GPU."""
         return self.tokens_per_s / self.layout.num_gpus
 
     @property
@@ -102,10 +102,7 @@ class PlannedLayout:
 
     @property
     def bound(self) -> str:
-        """What takes most of a step, and where that is the work itself, what comes next.
-
-        A step is never all work, so that `compute` alone would not say what to look at.
-        """
+        """The largest part of a step, and the second largest where the first is compute itself."""
         parts = sorted(self.time_parts.items(), key=lambda part: -part[1])
         names = [(SHORT.get(name, CAUSES.get(name, name)), seconds) for name, seconds in parts if seconds > 0]
         shown = [f"{name} {seconds / self.step_s:.0%}" for name, seconds in names]
@@ -113,7 +110,7 @@ class PlannedLayout:
 
 
 class Obstacle(StrEnum):
-    """What keeps a faster layout from being chosen."""
+    """The obstacle that keeps a faster layout from being chosen."""
 
     MEMORY = "memory"
     BATCH = "batch"
@@ -121,12 +118,12 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearMiss:
-    """Hold a layout that would be faster than the best, and why it is not chosen."""
+    """A layout that would be faster than the best, and why it is not chosen."""
 
     planned: PlannedLayout
     obstacle: Obstacle
     gain: float
-    """How much more speed than the best layout's, as a fraction; infinite where nothing fits."""
+    """Gain in speed over the best layout, as a fraction; infinite where nothing fits."""
     reason: str
     hint: str
 
@@ -136,43 +133,41 @@ DISPATCH = {
     "or fused (DeepEP), as in NVIDIA's recipes, plan with --dispatcher flex",
     "flex": "experts exchange tokens by fused kernels (DeepEP), or by an all-to-all that is overlapped with computing",
 }
-"""What each dispatcher is planned as."""
+"""Assumption about each dispatcher."""
 UNEVEN = "loads of experts have a standard deviation of {:.0%} of their mean, and layers wait for the busiest rank"
-"""How tokens are taken to be routed."""
+"""Assumption about the routing of tokens."""
 TRACED = (
     "the module's blocks are whole on every GPU (no tensor, pipeline, context or expert parallelism: only a config "
     "names what they would split), and take the time of their parameters' products"
 )
-"""What is planned of a model whose blocks were seen, not described."""
+"""Assumption about a model whose blocks were traced, not described by a config."""
 NARROW = {
     True: "in {} inputs of products are kept in 8 bits and gradients in fp32; weights are kept as --fp8-param-gather "
     "does with fp8, else in bf16 with cached copies of 2 bytes a parameter",
     False: "memory with {} is counted as that of bf16",
 }
-"""What is planned below 16 bits, by whether the framework keeps its activations so."""
+"""Assumption below 16 bits, by whether the framework keeps its activations in 8 bits."""
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions in which activations are kept as they are counted."""
-
-
 COLUMNS = ("", "layout", "step", "tok/s/GPU", "MFU", "memory", "OOM", "bound by")
-"""Of the table that a notebook shows."""
+"""Columns of the table in a notebook."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Hold the layouts of one job, the best first; of those that tie, the simplest."""
+    """The layouts of one job, the best first; of those that tie, the simplest."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
     global_batch: int
     risk: float
-    """A layout is taken to fit if its probability of running out of memory is below this."""
+    """The probability of running out of memory below which a layout counts as fitting."""
     best: tuple[PlannedLayout, ...]
     num_tied: int
-    """How many of the first are so near one another that the prediction cannot tell them apart."""
+    """Number of layouts at the head that tie."""
     tied_within: float
-    """The relative difference of two steps below which that is so."""
+    """The relative difference of two steps below which they tie."""
     near_misses: tuple[NearMiss, ...]
     front: tuple[PlannedLayout, ...]
     """Layouts that no other beats in both time and memory, the fastest first."""
@@ -208,7 +203,7 @@ class Plan:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What the figures take for granted that a command may have otherwise."""
+        """Assumptions behind the figures that may differ from the command."""
         found = []
         if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
             found.append(DISPATCH[self.job.dispatcher])
@@ -222,7 +217,7 @@ class Plan:
 
     @property
     def num_fitting(self) -> int:
-        """Layouts that fit."""
+        """Number of layouts that fit."""
         return self.num_considered - self.num_not_fitting
 
 
@@ -252,7 +247,7 @@ def _switch(on: bool) -> str:
 
 
 LEAST_SAVING = 0.1
-"""A slower layout must save so much memory, as a fraction, to be worth a line."""
+"""The least memory that a slower layout of a front must save, as a fraction."""
 MAX_HALVINGS = 3
 
 
@@ -269,7 +264,7 @@ def halvings(num_gpus: int) -> list[int]:
 
 
 def thinned(front: Iterable[PlannedLayout]) -> list[PlannedLayout]:
-    """Return the fastest of a front, and of the others those that save much memory over the one before."""
+    """Return the fastest of a front, and those that save much memory over the one before."""
     kept: list[PlannedLayout] = []
     for point in sorted(front, key=lambda point: point.step_s):
         if not kept or point.memory_bytes <= (1 - LEAST_SAVING) * kept[-1].memory_bytes:

@@ -36,41 +36,40 @@ from zenith_tune.planner.infeasible import DeadEnd
 from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
-from zenith_tune.planner.what_if import Situation, WhatIf, parse_changes, resized
+from zenith_tune.planner.what_if import WhatIf, changed, parse_changes, resized
 
 AT_A_TIME = 16_384
-"""Layouts that are looked at in order of speed before it is asked whether they are enough."""
+"""Layouts estimated at a time, in order of speed, before checking whether they are enough."""
 NUM_NEAR_MISSES = 3
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """Hold the best of the layouts seen so far, by several measures."""
+    """The best layouts so far, by several measures."""
 
     best: BestLayouts
     too_large: BestLayouts = field(default_factory=lambda: BestLayouts(NUM_NEAR_MISSES))
-    """The fastest that fail by little."""
+    """The fastest that narrowly do not fit."""
     smallest: BestLayouts = field(default_factory=lambda: BestLayouts(1))
-    """Those that need the least memory, whether they fit or not."""
+    """The layout that needs the least memory, fitting or not."""
     front: Front = field(default_factory=Front)
     num_considered: int = 0
     num_not_fitting: int = 0
 
 
 INTERVAL = (0.05, 0.95)
-"""Levels between which 90% of measurements lie."""
+"""Quantiles that enclose 90% of measurements."""
 NEAR_MEMORY = 1.25
-"""A layout misses the memory narrowly if it needs at most so many times of it."""
+"""Ratio of needed memory to a GPU's up to which a layout is a near miss."""
 MAX_DOUBLINGS = 4
-"""How often the GPUs are doubled to find out how many would do."""
+"""Number of times the GPUs are doubled in search of enough of them."""
 
 
 class Planner:
-    """Rank the layouts of one job on one cluster.
+    """The layouts of one job on one cluster, ranked.
 
-    The rank is by the step that is expected over the errors of memory (`expected_step`), the simpler layout first where
-    the prediction cannot tell two apart (`tied_within`). A layout whose probability of
-    running out of memory is at least `risk` is not taken to fit.
+    The rank is by the expected step over the errors of memory (`expected_step`), the simpler layout first where two tie
+    (`tied_within`). A layout fits if its probability of running out of memory is below `risk`.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class Planner:
     ) -> list[PlannedLayout]:
         """Return the fastest layouts that fit and are accepted, without the rest of a plan; none above `at_most_s`.
 
-        Layouts are looked at in the order of their time with memory to spare: what comes later is no faster.
+        Layouts are estimated in the order of their time with memory to spare, so that later ones are no faster.
         """
         space = space or SearchSpace()
         candidates = Candidates(self.model, self.job, self.cluster.num_gpus, global_batch, space)
@@ -146,7 +145,8 @@ class Planner:
         if not pieces:
             return []
         layouts = LayoutBatch.concatenate(pieces)
-        roomy_s = np.concatenate([self._roomy_s(piece) for piece in pieces])
+        about = self.model, self.cluster, self.job
+        roomy_s = np.concatenate([time_with_room(*about, piece, self.calibration).step_s for piece in pieces])
         order = np.argsort(roomy_s, kind="stable")[: int(np.sum(roomy_s <= at_most_s))]
         search, found = Search(best=BestLayouts(max(top, 1), tied_within(self.calibration))), list[PlannedLayout]()
         for start in range(0, len(order), AT_A_TIME):
@@ -159,9 +159,6 @@ class Planner:
         refined = [planned for planned in self.evaluate_batch(search.best.layouts) if accepts(planned)]
         return [*refined, *found]
 
-    def _roomy_s(self, layouts: LayoutBatch) -> FloatArray:
-        return time_with_room(self.model, self.cluster, self.job, layouts, self.calibration).step_s
-
     def pareto(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> list[PlannedLayout]:
         """Return the layouts that no other beats in time, memory and GPUs together, down to an eighth of the GPUs."""
         fronts: list[PlannedLayout] = []
@@ -169,7 +166,7 @@ class Planner:
             planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
             try:
                 fronts += thinned(planner.plan(global_batch, space=space, risk=risk).front)
-            except UsageError:  # fewer GPUs may leave no layout, which is no fault of the user's
+            except UsageError:  # fewer GPUs may leave no layout
                 continue
         return unbeaten(fronts)
 
@@ -177,28 +174,27 @@ class Planner:
         self, global_batch: int, text: str, *, top: int = 10, space: SearchSpace | None = None, risk: float = RISK
     ) -> WhatIf:
         """Plan again with changes such as `mem=+8,gpus=128`, and return both plans."""
-        now = Situation(cluster=self.cluster, job=self.job, global_batch=global_batch)
-        then = now.changed(parse_changes(text))
-        other = Planner(self.model, then.cluster, then.job, self.calibration)
+        cluster, job, other_batch = changed(self.cluster, self.job, global_batch, parse_changes(text))
+        other = Planner(self.model, cluster, job, self.calibration)
         before = self.plan(global_batch, top=top, space=space, risk=risk)
-        after = other.plan(then.global_batch, top=top, space=space, risk=risk)
+        after = other.plan(other_batch, top=top, space=space, risk=risk)
         return WhatIf(text=text, before=before, after=after)
 
     def enough_gpus(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
-        """Return how many GPUs of the same kind a layout fits on, by doubling them a few times."""
+        """Return the number of GPUs of the same kind that a layout fits on, by doubling them a few times."""
         for doublings in range(1, MAX_DOUBLINGS + 1):
             num_gpus = self.cluster.num_gpus << doublings
             try:
                 planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
                 candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
-            except UsageError:  # so many GPUs fill no nodes
+            except UsageError:  # this number of GPUs does not fill whole nodes
                 continue
             if any(np.any(planner.estimate(piece).oom_probability < risk) for piece in candidates.batches()):
                 return num_gpus
         return None
 
     def explain(self, layout: Layout, *, space: SearchSpace | None = None, risk: float = RISK) -> Explanation:
-        """Return all that is known of one layout, legal or not; what would better it is looked for in `space`."""
+        """Return all that is known of one layout, legal or not, with improvements from `space`."""
         broken = broken_rules(self.model, self.job, layout)
         reasons = tuple(reason for _, reason in broken)
         if any(rule.name in ("world", "expert_world", "batch") for rule, _ in broken):
@@ -234,7 +230,7 @@ class Planner:
         return [self._planned(layouts, estimates, memory, routing, row) for row in range(len(layouts))]
 
     def _routing(self, layouts: LayoutBatch) -> list[tuple[float, float | None]]:
-        """Return the load of the busiest expert-parallel rank, and the memory if all had the same."""
+        """Return the load of the busiest expert-parallel rank, and the memory with balanced routing."""
         workload = Workload.of(self.model, self.job)
         if not workload.imbalance:
             return [(1.0, None)] * len(layouts)
@@ -245,7 +241,7 @@ class Planner:
         return [(float(load), float(size)) if ep > 1 else (1.0, None) for load, size, ep in rows]
 
     def estimate(self, layouts: LayoutBatch | Layout | str) -> Estimate:
-        """Estimate memory and time of a batch, or of one layout as a batch of one; text is refused with advice."""
+        """Estimate memory and time of a batch, or of one layout; text is refused with a hint."""
         if isinstance(layouts, str):
             problem = f"the layout {layouts!r} says nothing of its GPUs and its global batch"
             raise UsageError(problem, hint="give a Layout, or take zenith_tune.estimate, which reads text")
@@ -265,28 +261,20 @@ class Planner:
         search.front.add(piece, np.where(fits, found.step_s, np.inf), found.memory_bytes)
 
     def _refine(self, search: Search, space: SearchSpace, risk: float) -> None:
-        """Try every number of layers of block recomputation for the best: the candidates have a spread of them."""
+        """Try every number of block-recomputed layers for the best: the candidates have only some of them."""
         pinned = {"recompute", "recompute_layers"} & space.pinned.keys()
-        if pinned or not len(search.best) or not self._recomputes_blocks():
+        probe = layout_at(LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1), 0)
+        if pinned or not len(search.best) or broken_rules(self.model, self.job, probe):
             return
-        blocks = [
-            replace(layout, recompute="full/block", recompute_layers=number)
-            for layout in (layout_at(search.best.layouts, row) for row in range(len(search.best)))
-            for number in self._block_numbers(layout, space)
-        ]
+        blocks = []
+        for layout in (layout_at(search.best.layouts, row) for row in range(len(search.best))):
+            chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
+            if chunk - 1 > space.max_block_steps:
+                blocks += [replace(layout, recompute="full/block", recompute_layers=n) for n in range(1, chunk)]
         if blocks:
             batch = batch_of(blocks)
             found = self.estimate(batch)
             search.best.add(batch, np.where(found.oom_probability < risk, found.expected_s, np.inf))
-
-    def _block_numbers(self, layout: Layout, space: SearchSpace) -> range:
-        """Return the numbers of layers that may be recomputed, where the candidates do not have all of them."""
-        chunk = layers_per_chunk(self.model.num_layers, pp=layout.pp, vp=layout.vp)
-        return range(1, chunk) if chunk - 1 > space.max_block_steps else range(0)
-
-    def _recomputes_blocks(self) -> bool:
-        probe = LayoutBatch.of(recompute=RECOMPUTE_BLOCK, recompute_layers=1)
-        return not broken_rules(self.model, self.job, layout_at(probe, 0))
 
     def _near_misses(
         self, search: Search, candidates: Candidates, best: PlannedLayout | None, space: SearchSpace, risk: float

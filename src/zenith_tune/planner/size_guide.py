@@ -1,17 +1,17 @@
-"""A starting point by the size of a model alone, before any plan or trial: a table, and rules for what is not in it.
+"""A starting layout by the size of a model, before any plan or trial: a table, and rules for sizes not in it.
 
 The table is for bf16, sequences of 2,048 tokens and A100 GPUs with 80 GB. The rules, in their order:
 
-1. A size below the first row takes that, one between two rows the larger one; a size beyond the last takes the last,
-   with as many times its stages as it is larger, in powers of two.
-2. Tensor parallelism stays inside what NVLink joins: what is cut from it goes to the pipeline.
-3. Another number of GPUs changes data parallelism alone; where the model's ranks do not divide the GPUs, stages are
+1. A size between two rows takes the larger one, a size below the first row takes the first; a size beyond the last
+   takes the last, with its stages multiplied by the ratio of sizes, in powers of two.
+2. Tensor parallelism stays within NVLink: what it loses goes to the pipeline.
+3. Another number of GPUs changes only data parallelism; where the model's ranks do not divide the GPUs, stages are
    halved, then tensor parallelism.
-4. Another global batch changes the number of micro-batches alone. Each has one sample.
+4. Another global batch changes only the number of micro-batches. Each has one sample.
 
 Sequence parallelism goes with tensor parallelism, and the optimizer is sharded, without which 7B would not fit.
 
-A model like Llama of a given size: one of the catalog where it has that size, else a shape that comes to it.
+A Llama-like model of a given size is from the catalog where it has that size, else a shape that comes close.
 
 Legend: L layers, h hidden size, N parameters, V vocabulary. Llama-2 and GPT-3 have h = 102 L to 128 L, and a layer has
 12 h^2 parameters or a little more, so that N = 12 L (128 L)^2 gives L; the feed-forward width makes up for rounding.
@@ -39,7 +39,7 @@ GPU = "a100"
 
 @dataclass(frozen=True, slots=True)
 class GuideRow:
-    """Hold one row of the table."""
+    """One row of the table."""
 
     billions: float
     num_gpus: int
@@ -61,7 +61,7 @@ TABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeGuide:
-    """Hold what the guide says for a model: its layout, the row that it comes from, and the rules that changed it."""
+    """The guide's layout for a model, the row that it comes from, and the rules that changed it."""
 
     row: GuideRow
     layout: Layout
@@ -84,7 +84,7 @@ def guide_row(billions: float) -> GuideRow:
 
 
 def size_guide(billions: float, *, num_gpus: int | None, island: int, global_batch: int | None) -> SizeGuide:
-    """Return the guide's layout on so many GPUs, of which NVLink joins `island`; None leaves a number to the table."""
+    """Return the guide's layout on GPUs of which NVLink joins `island`; None takes a number from the table."""
     row, rules = guide_row(billions), []
     if row.billions != billions:
         rules.append(_size_rule(billions, row))
@@ -131,7 +131,7 @@ ASPECT = 128
 MULTIPLE = 8
 """Layers and heads come in eights, so that any usual size of pipeline or tensor parallelism divides them."""
 GROUPED_FROM = 30.0
-"""Billions from which on keys and values are grouped, as in Llama-2 34B and 70B."""
+"""Billions of parameters from which keys and values are grouped, as in Llama-2 34B and 70B."""
 _SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*([bt]?)", re.IGNORECASE | re.ASCII)
 
 
@@ -182,21 +182,21 @@ def _rounded(number: float, multiple: int) -> int:
 
 
 LEAST_SHARE = 0.01
-"""Parts of a step that differ by less than this share of it are not why a layout is chosen."""
+"""The least difference of a part that counts as a reason, as a share of the step."""
 MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideComparison:
-    """Hold both."""
+    """The guide's layout and the planner's choice."""
 
     guide: SizeGuide
     planned: PlannedLayout
     """The guide's layout."""
     broken: tuple[str, ...]
-    """The rules that the guide's layout breaks."""
+    """Rules that the guide's layout breaks."""
     verdict: str
-    """Why the guide's layout does not fit; nothing where it does."""
+    """The reason that the guide's layout does not fit; empty where it does."""
     plan: Plan
     ways_out: tuple[WayOut, ...] = ()
     """Other ways to train it on these GPUs, where no layout fits."""
@@ -208,17 +208,17 @@ class GuideComparison:
 
     @property
     def gain(self) -> float | None:
-        """How much faster the planner's choice is, as a fraction; against the guide's with memory to spare."""
+        """Gain in speed of the planner's choice over the guide's layout with memory to spare, as a fraction."""
         return self.planned.step_s / self.best.step_s - 1 if self.best else None
 
     @property
     def change(self) -> str:
-        """What the planner changes."""
+        """Changes from the guide's layout to the planner's."""
         return changes(self.planned.layout, self.best.layout) if self.best else ""
 
     @property
     def reasons(self) -> list[str]:
-        """Return why the planner chooses otherwise: what must fit, and the parts of a step that differ most."""
+        """Reasons for the planner's choice: what must fit, and the parts of a step that differ most."""
         found = [f"because the guide's layout {self.verdict}"] if self.verdict else []
         if self.best is None:
             return found

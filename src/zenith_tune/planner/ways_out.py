@@ -1,4 +1,4 @@
-"""Ways to train on GPUs that no layout fits: what is kept per parameter becomes less, by the planner's own arithmetic.
+"""Ways to train on GPUs that no layout fits: fewer bytes per parameter, by the planner's own arithmetic.
 
 Legend: bytes per parameter of weights + gradients + optimizer, all sharded over the GPUs as FSDP and ZeRO-3 do.
 
@@ -36,23 +36,23 @@ TITLE = "other ways, sharded over all GPUs as FSDP and ZeRO-3 do, with micro-bat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayOut:
-    """Hold one way, with the memory that it needs."""
+    """One way to train, with the memory that it needs."""
 
     name: str
     how: str
-    """What it is, with the options that switch it on."""
+    """A description with the options that switch it on."""
     planned: PlannedLayout
-    """Sharded over all GPUs with micro-batches of one sample; recomputed where it fits only so, or not at all.
+    """The layout, sharded over all GPUs with micro-batches of one sample, and recomputed unless it fits without.
 
-    Its times are those of the plain run: what the way itself costs is not estimated.
+    Its times are those of a plain run: the cost of the way itself is not estimated.
     """
     fits: bool
     host_bytes: float = 0.0
-    """Memory of the hosts, over all of them."""
+    """Host memory over all hosts."""
 
     @property
     def line(self) -> str:
-        """Return the same for people, in one line."""
+        """The way in one line of text."""
         planned = self.planned
         memory = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
         again = ", recomputed" if planned.layout.recompute != "none" else ""

@@ -1,4 +1,4 @@
-"""Another machine, sequence or batch: what would change, and what it would bring."""
+"""Plans for another machine, sequence or batch, compared with the present one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(\.[0-9]+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Hold one changed quantity: a new value, or one added to the old."""
+    """One changed quantity: a new value, or one added to the old."""
 
     key: str
     value: float
@@ -39,33 +39,26 @@ class Change:
         return new
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """Hold what a plan is made for."""
-
-    cluster: ClusterSpec
-    job: JobSpec
-    global_batch: int
-
-    def changed(self, changes: list[Change]) -> Situation:
-        """Return the situation after changes; memory is in GiB per GPU."""
-        cluster, job, batch = self.cluster, self.job, self.global_batch
-        for change in changes:
-            if change.key == "mem":
-                memory = change.apply(cluster.gpu.memory_bytes / GIB) * GIB
-                cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(memory)))
-            elif change.key == "gpus":
-                cluster = resized(cluster, int(change.apply(cluster.num_gpus)))
-            elif change.key == "seq":
-                job = replace(job, seq_len=int(change.apply(job.seq_len)))
-            else:
-                batch = int(change.apply(batch))
-        return Situation(cluster=cluster, job=job, global_batch=batch)
+def changed(
+    cluster: ClusterSpec, job: JobSpec, global_batch: int, changes: list[Change]
+) -> tuple[ClusterSpec, JobSpec, int]:
+    """Return cluster, job and batch after changes; memory is in GiB per GPU."""
+    for change in changes:
+        if change.key == "mem":
+            memory = change.apply(cluster.gpu.memory_bytes / GIB) * GIB
+            cluster = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=int(memory)))
+        elif change.key == "gpus":
+            cluster = resized(cluster, int(change.apply(cluster.num_gpus)))
+        elif change.key == "seq":
+            job = replace(job, seq_len=int(change.apply(job.seq_len)))
+        else:
+            global_batch = int(change.apply(global_batch))
+    return cluster, job, global_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Hold two plans of one job, before and after a change."""
+    """Two plans of one job, before and after a change."""
 
     text: str
     before: Plan
@@ -73,7 +66,7 @@ class WhatIf:
 
     @property
     def hint(self) -> str | None:
-        """What was perhaps meant, where memory was to be added and is set to less than there is."""
+        """A suggestion where memory is set below the present value, and adding was probably meant."""
         old, new = (plan.cluster.gpu.memory_bytes for plan in (self.before, self.after))
         change = next((change for change in parse_changes(self.text) if change.key == "mem"), None)
         if change is None or change.is_relative or new >= old:
@@ -87,7 +80,7 @@ class WhatIf:
 
     @property
     def gain(self) -> float | None:
-        """How much more tokens per second, as a fraction; None where one of them has no layout that fits."""
+        """Gain in tokens per second, as a fraction; None where one plan has no layout that fits."""
         if not self.before.best or not self.after.best:
             return None
         return self.after.best[0].tokens_per_s / self.before.best[0].tokens_per_s - 1
@@ -111,9 +104,7 @@ def parse_changes(text: str) -> list[Change]:
 
 def resized(cluster: ClusterSpec, num_gpus: int) -> ClusterSpec:
     """Return the same kind of cluster with another number of GPUs."""
-    if (
-        cluster.name == f"{cluster.gpu.name}x{cluster.num_gpus}"
-    ):  # the catalog knows how a job of another size is spread
+    if cluster.name == f"{cluster.gpu.name}x{cluster.num_gpus}":  # a catalog name: the catalog has the nodes
         return replace(catalog_cluster(cluster.gpu.name, num_gpus), gpu=cluster.gpu)
     nodes, domain = cluster.gpus_per_node, cluster.fast_domain
     name = f"{cluster.name} with {num_gpus} GPUs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -21,75 +22,60 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 
-def _no_layout(params: Mapping[str, Value]) -> Layout | None:
-    return None
-
-
-def _no_points() -> Iterable[Params]:
-    return ()
-
-
-def _no_tables() -> None:
-    """Know points one by one alone."""
-
-
-def _nothing() -> None:
-    """Know nothing."""
-
-
-def _unheard(line: str) -> None:
-    """Say something where nobody listens."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedJob:
-    """Hold what a preset and the tuner know; a strategy that needs none of it ignores it."""
+    """What a preset and the tuner know of a job; a strategy that needs none of it ignores it."""
 
     subject: PlanSubject | None = None
-    """Model, cluster and job, where the preset can tell them."""
+    """Model, cluster and job, where the preset knows them."""
     unplanned: str = "its preset knows no layouts"
     """Why there is no subject, and what would give one."""
-    layout: Callable[[Mapping[str, Value]], Layout | None] = _no_layout
-    """The layout that a point stands for."""
-    points: Callable[[], Iterable[Params]] = _no_points
-    """Every point that is worth a trial by the preset's own rules."""
-    tables: Callable[[], Iterable[tuple[LayoutBatch, PointTable]] | None] = _no_tables
-    """The same many at a time with their layouts, where the preset knows them so."""
-    own_point: Callable[[], Params | None] = _nothing
-    """The point that the user's own command stands for."""
-    baseline: Callable[[], Trial | None] = _nothing
-    """The run of that command, once there is one."""
+    layout: Callable[[Mapping[str, Value]], Layout | None] = lambda params: None
+    """The layout of a point."""
+    points: Callable[[], Iterable[Params]] = lambda: ()
+    """Every point that the preset's own rules allow."""
+    tables: Callable[[], Iterable[tuple[LayoutBatch, PointTable]] | None] = lambda: None
+    """Every point with its layout, as arrays, where the preset can list them so."""
+    own_point: Callable[[], Params | None] = lambda: None
+    """The point of the user's own command."""
+    baseline: Callable[[], Trial | None] = lambda: None
+    """The trial of that command, once it has run."""
     training: Training = field(default_factory=Training)
-    """How long the training is that the study is for."""
+    """Length of the training that the study is for."""
     memory_limit_bytes: float | None = None
-    """What the best layout may take of a GPU's memory, where it is known."""
+    """Memory per GPU that the best layout may use, where it is known."""
     num_slots: int = 1
-    """How many trials may run side by side."""
+    """Number of trials that may run side by side."""
     folder: Path | None = None
-    """Where to keep what a resumed study must find as it was."""
-    tell: Callable[[str], None] = field(default=_unheard)
-    """Says a line to the user."""
+    """Folder for what a resumed study must find unchanged."""
+    tell: Callable[[str], None] = lambda line: None
+    """Output of a line to the user."""
 
 
 class EvalFunction(Protocol):
-    """Try one point; raises TrialExhausted when the budget is spent."""
+    """The evaluation of points; raises TrialExhausted when the budget is spent."""
 
     def __call__(self, params: Mapping[str, Value]) -> float | None:
         """Return the point's value, or None where the trial failed or the point is pruned."""
 
     def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
-        """Return the whole trial: outcome, value, peak memory, step time, duration; `why` it was picked is kept."""
+        """Return the whole trial: outcome, value, peak memory, step time, duration; `why` it was picked is recorded."""
 
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
         """Start a trial and return at once, so that several run side by side where the runner has room."""
 
     def has_room(self) -> bool:
-        """Tell whether a submitted point would start at once; by then what made the room has its result."""
+        """Tell whether a submitted point would start at once; the trial that made room has its result by then."""
         return True
 
 
+def relative_error(trial: Trial) -> float:
+    """Return the standard error of a trial's value, relative to it."""
+    return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
+
+
 class PlainFunction:
-    """Try points by a plain function, which returns a value, or None for a point that failed."""
+    """The evaluation of points by a plain function, which returns a value, or None for a point that failed."""
 
     def __init__(self, function: Callable[[Mapping[str, Value]], float | None]) -> None:
         self._function = function
@@ -98,19 +84,19 @@ class PlainFunction:
         return self.run(params).value
 
     def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
-        """Return a trial that has nothing but its value."""
+        """Return a trial with nothing but its value."""
         value = self._function(dict(params))
         outcome = Outcome.ERROR if value is None else Outcome.OK
         return Trial(params=dict(params), outcome=outcome, value=None if value is None else float(value), why=why)
 
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
-        """Return a trial that is over."""
+        """Return a finished trial."""
         future: Future[Trial] = Future()
         future.set_result(self.run(params, why))
         return future
 
     def has_room(self) -> bool:
-        """Tell that a point starts at once."""
+        """Return True: a point starts at once."""
         return True
 
 
@@ -127,7 +113,7 @@ def _taking_functions(optimize: Callable[..., None]) -> Callable[..., None]:
 
 
 class TuningStrategy(ABC):
-    """Pick the points to try.
+    """A way to pick the points to try.
 
     >>> class FirstChoice(TuningStrategy):
     ...     ends_by_itself = True
@@ -136,11 +122,11 @@ class TuningStrategy(ABC):
     """
 
     ends_by_itself: ClassVar[bool] = False
-    """True: runs to its end without a budget, and no limit on repeats or prunes applies."""
+    """Whether it runs to its end without a budget or a limit on repeats and prunes."""
     plans: ClassVar[bool] = False
-    """True: needs model, cluster and job, which are looked up only then."""
+    """Whether it needs model, cluster and job, which are looked up only then."""
     default_n_trials: ClassVar[int] = 50
-    """The budget, where the user gives none and the strategy does not end by itself."""
+    """The budget where the user sets none and the strategy does not end by itself."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -148,27 +134,27 @@ class TuningStrategy(ABC):
             cls.optimize = _taking_functions(cls.optimize)  # type: ignore[method-assign]
 
     def prepare(self, job: TunedJob) -> None:  # noqa: B027 - most strategies need nothing of it
-        """Hear of the job before `optimize`; raises UsageError where the strategy cannot tune it."""
+        """Take the job before `optimize`; raises UsageError where the strategy cannot tune it."""
 
     @abstractmethod
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        """Call `eval_fn`, which may be a plain function, until done; TrialExhausted passes through."""
+        """Call `eval_fn`, which may be a plain function, until done; let TrialExhausted pass."""
 
     def max_trials(self, search_space: Mapping[str, Parameter]) -> int | None:
         """Return an upper bound on the trials that a run to the end takes, or None if there is none."""
         return None
 
     def expected_trials(self, search_space: Mapping[str, Parameter]) -> int | None:
-        """Return how many trials a run to the end is expected to take, or None where nobody knows."""
+        """Return how many trials a run to the end is expected to take, or None if unknown."""
         bound = self.max_trials(search_space)
         return bound if bound is not None or self.ends_by_itself else self.default_n_trials
 
     def why_done(self) -> str | None:
-        """Return why the strategy finished, in one line, where it has more to say than that it did."""
+        """Return why the strategy finished, in one line, where it has a reason to give."""
         return None
 
     def findings(self) -> Findings | None:
-        """Return what it has found out besides the best point."""
+        """Return its results besides the best point."""
         return None
 
 
@@ -193,10 +179,10 @@ R = TypeVar("R")
 
 
 class TrialsUnderWay(Generic[T]):
-    """Run trials side by side, each with what the strategy knows it by.
+    """Trials that run side by side, each with the strategy's own tag.
 
-    A strategy looks first, learns the results, and only then picks: on a runner with room for one it so knows
-    every result before the next pick, and asks the same points each time.
+    A strategy looks first, learns the results, and only then picks: with room for one trial it knows every result
+    before the next pick, and picks the same points each time.
     """
 
     def __init__(self, eval_fn: EvalFunction) -> None:
@@ -208,13 +194,13 @@ class TrialsUnderWay(Generic[T]):
 
     def look(self) -> tuple[bool, list[tuple[T, Trial]]]:
         """Return whether there is room for another trial, and those that have ended since the last look."""
-        has_room = self._eval_fn.has_room()  # before the results, so that none that made the room is missed
+        has_room = self._eval_fn.has_room()  # asked before the results, so that none is missed that made room
         done = [future for future in self._running if future.done()]
         ended = [(self._running.pop(future), future.result()) for future in done]
         return has_room or not self._running, ended
 
     def start(self, tag: T, params: Mapping[str, Value], why: str = "") -> None:
-        """Start a trial; TrialExhausted passes through."""
+        """Start a trial; let TrialExhausted pass."""
         self._running[self._eval_fn.submit(params, why)] = tag
 
     def wait(self) -> None:
@@ -226,7 +212,7 @@ _SIGNAL_CHECK_S = 1.0
 
 
 def await_first(futures: Iterable[Future[T]]) -> None:
-    """Block until one of some futures is done, ready to act on a signal all the while.
+    """Block until one of some futures is done, ready to act on a signal.
 
     Python runs a signal's handler between two instructions of the main thread. A signal that comes just before this
     thread begins to wait, or that another thread receives, ends no wait: without a limit it would be lost.
@@ -237,10 +223,10 @@ def await_first(futures: Iterable[Future[T]]) -> None:
 
 
 def side_by_side(eval_fn: EvalFunction, walks: Iterable[Generator[Params, Trial, R]]) -> list[R]:
-    """Go many ways at once: each walk yields points, is sent their trials, and returns what it found.
+    """Run several walks at once: each yields points, is sent their trials, and returns its result.
 
-    Where there is room for one trial only, the walks are gone one after the other. A walk is taken up when there is
-    room for it, so that they may be without end.
+    With room for one trial only, the walks run one after the other. A walk begins when there is room for it, so that
+    there may be infinitely many.
     """
     under_way: TrialsUnderWay[tuple[int, Generator[Params, Trial, R]]] = TrialsUnderWay(eval_fn)
     found: dict[int, R] = {}
@@ -267,5 +253,5 @@ def side_by_side(eval_fn: EvalFunction, walks: Iterable[Generator[Params, Trial,
 
 
 def single(point: Params) -> Generator[Params, Trial, Trial]:
-    """Walk to one point, and return its trial."""
+    """Return a walk of one point, whose result is its trial."""
     return (yield point)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TuningStrategy, side_by_side, single
@@ -13,7 +13,7 @@ from zenith_tune.study.parameters import Direction, Parameter, Value
 
 @StrategyRegistry.register("grid")
 class GridStrategy(TuningStrategy):
-    """Try every choice, and `grid_points` values of each numeric parameter; the last parameter turns fastest.
+    """Every choice, and `grid_points` values of each numeric parameter; the last parameter changes fastest.
 
     >>> from zenith_tune.study.parameters import CategoricalParameter
     >>> space = {"tp": CategoricalParameter([1, 2]), "mbs": CategoricalParameter([1, 2, 4])}
@@ -29,14 +29,12 @@ class GridStrategy(TuningStrategy):
         self.grid_points = grid_points
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        points = (dict(zip(search_space, values, strict=True)) for values in self._points(search_space))
+        grid = itertools.product(*self._axes(search_space))
+        points = (dict(zip(search_space, values, strict=True)) for values in grid)
         side_by_side(eval_fn, map(single, points))
 
     def max_trials(self, search_space: Mapping[str, Parameter]) -> int:
         return math.prod(len(axis) for axis in self._axes(search_space))
-
-    def _points(self, search_space: Mapping[str, Parameter]) -> Iterator[tuple[Value, ...]]:
-        return itertools.product(*self._axes(search_space))
 
     def _axes(self, search_space: Mapping[str, Parameter]) -> list[list[Value]]:
         return [parameter.grid(self.grid_points) for parameter in search_space.values()]

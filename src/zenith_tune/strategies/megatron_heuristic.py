@@ -10,7 +10,7 @@ from zenith_tune.study.parameters import CategoricalParameter, Direction, Parame
 from zenith_tune.study.trial import Trial
 
 SEARCHED = ("tp", "ep", "mbs")
-"""Parallel sizes and the micro-batch, taken from the search space's own choices."""
+"""Parallel sizes and the micro-batch, with the choices of the search space."""
 FIXED: Mapping[str, Value] = {
     "pp": 1,
     "cp": 1,
@@ -29,7 +29,7 @@ NEEDED: tuple[tuple[str, Value], ...] = (
 
 @StrategyRegistry.register("megatron-heuristic")
 class MegatronHeuristicStrategy(TuningStrategy):
-    """Search tensor and expert parallelism first, then the micro-batch and recomputation; always in the same order.
+    """Tensor and expert parallelism first, then the micro-batch and recomputation; always in the same order.
 
     Stage 1 tries every (tp, ep) that divides the GPUs at micro-batch 1 with full recomputation and keeps the best ep
     of each tp. Stage 2 takes each of these pairs and raises the micro-batch until a trial fails, first with selective
@@ -67,7 +67,7 @@ class MegatronHeuristicStrategy(TuningStrategy):
 
 
 class _Climb:
-    """Make points of one search space and tell which are better."""
+    """The points of one search space, and their comparison."""
 
     def __init__(self, choices: Mapping[str, tuple[Value, ...]], direction: Direction) -> None:
         self.choices = choices
@@ -109,7 +109,7 @@ def _from(start: int, choices: tuple[Value, ...]) -> list[int]:
 
 
 def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ...]]:
-    """Return each parameter's choices, or say which parameter lacks what the strategy needs."""
+    """Return each parameter's choices, or raise with the parameter that lacks what the strategy needs."""
     choices = {}
     for name, parameter in search_space.items():
         if not isinstance(parameter, CategoricalParameter):

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 NEEDS_ARGUMENTS = {"BaseSampler", "BaseGASampler", "GridSampler", "PartialFixedSampler"}
-"""Samplers that cannot be made from a name alone; a grid is a strategy of its own."""
+"""Samplers that need more than a name; a grid is a strategy of its own."""
 NEEDS_PACKAGES = {"CmaEsSampler": ("cmaes",), "GPSampler": ("torch", "scipy"), "QMCSampler": ("scipy",)}
-"""Packages that Optuna does not install with itself, and that some samplers import only after some trials."""
+"""Packages that Optuna does not install, and that some samplers import only after some trials."""
 
 
 @StrategyRegistry.register("optuna")
 class OptunaStrategy(TuningStrategy):
-    """Ask an Optuna sampler for points and tell it their values.
+    """The points of an Optuna sampler.
 
-    The study that the sampler sees lives in memory and depends on nothing but the seed and the values. A resumed
-    study is therefore asked the same points again, answers them from its record, and continues where it stopped.
+    The sampler's study is in memory and depends only on the seed and the values. A resumed study therefore gets the
+    same points again, answers them from its record, and continues where it stopped.
 
     >>> OptunaStrategy(sampler="NSGA-II", seed=1).sampler
     'NSGA-II'
@@ -52,14 +52,14 @@ class OptunaStrategy(TuningStrategy):
         distributions = {name: to_distribution(parameter) for name, parameter in search_space.items()}
         with _quiet():
             study = optuna.create_study(sampler=self._make_sampler(), direction=direction.value)
-        teller = _Teller(study)
+        feedback = _Feedback(study)
         under_way: TrialsUnderWay[optuna.Trial] = TrialsUnderWay(eval_fn)
         while True:
             has_room, ended = under_way.look()
             with _quiet():
                 for asked, reported in ended:
-                    teller.tell(asked, reported.value)
-                if teller.exhausted:
+                    feedback.give(asked, reported.value)
+                if feedback.exhausted:
                     return
                 trial = study.ask(distributions) if has_room else None
             if trial is None:
@@ -114,11 +114,11 @@ def _check_packages(class_name: str) -> None:
         raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed", hint=hint)
 
 
-class _Teller:
-    """Tell a study how its points did, so that a sampler learns from the failures as well.
+class _Feedback:
+    """Results for an Optuna study, so that a sampler learns from the failures as well.
 
-    A sampler leaves a FAIL trial out, and may propose it again. TPE counts PRUNED trials among the bad, but takes the
-    oldest of them for good as long as nothing better is known: failures are PRUNED from the first success on.
+    A sampler ignores a FAIL trial, and may propose it again. TPE counts PRUNED trials among the bad, but the oldest of
+    them among the good as long as nothing better is known: failures are PRUNED from the first success on.
     """
 
     def __init__(self, study: optuna.Study) -> None:
@@ -127,7 +127,7 @@ class _Teller:
         self._has_success = False
         self._early_failures: list[optuna.trial.FrozenTrial] = []
 
-    def tell(self, trial: optuna.Trial, value: float | None) -> None:
+    def give(self, trial: optuna.Trial, value: float | None) -> None:
         try:
             if value is None or math.isnan(value):
                 self._observe_failure(trial)

@@ -13,7 +13,7 @@ from zenith_tune.study.parameters import Direction, Parameter
 
 @StrategyRegistry.register("random")
 class RandomStrategy(TuningStrategy):
-    """Draw points until the budget is spent; a resumed study draws the same ones again and continues from there."""
+    """Random points until the budget is spent; a resumed study draws the same ones again and continues from there."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = checked_seed(seed)
@@ -25,7 +25,7 @@ class RandomStrategy(TuningStrategy):
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed that every generator of random numbers takes, or raise `UsageError`.
+    """Return a seed that every random number generator accepts, or raise `UsageError`.
 
     >>> checked_seed(7)
     7

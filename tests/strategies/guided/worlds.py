@@ -68,7 +68,7 @@ def prior(calibration: Calibration | None = None) -> Prior:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The differences of the true machine: factors of coefficients, of memory, and each layout's own error."""
+    """A machine unlike the calibration: factors of coefficients and memory, and noise for each layout."""
 
     factors: Mapping[str, float]
     memory: float = 1.0
@@ -85,7 +85,7 @@ class World:
         found = estimate(about.model, about.cluster, about.job, batch_of([layout(point) for point in every]), truth)
         trials = {}
         for index, point in enumerate(every):
-            # Recomputing more of one layout is more work: such kin share their luck.
+            # Recomputing more of one layout is more work: such layouts share their luck.
             cut = f"{self.seed} {point['tp']} {point['pp']} {point['mbs']}"
             luck = math.exp(random.Random(cut).gauss(0, self.noise))
             step_s = float(found.step_s[index]) * luck

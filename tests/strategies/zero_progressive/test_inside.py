@@ -74,7 +74,7 @@ def test_where_nothing_runs_the_keys_that_take_the_least_memory_are_tried() -> N
 def test_small_buffers_are_tried_where_they_leave_room_for_a_larger_micro_batch() -> None:
     job = subject()
     room = job.capacity_bytes - job.states({"stage": 2, "mbs": 1, "reduce_bucket_size": 50}).total
-    sample = room / 4.05  # four samples fit, but not beside large buckets
+    sample = room / 4.05  # four samples fit, but not next to large buckets
 
     def peak(point: Point) -> float:
         return job.states(point).total + sample * int(point["mbs"])
@@ -95,7 +95,7 @@ def test_so_many_runs_without_gain_are_the_end() -> None:
     assert sum(run["gradient_clipping"] != 1 for run in world.runs) == 4
 
 
-def test_a_gain_begins_the_count_anew() -> None:
+def test_a_gain_restarts_the_count() -> None:
     world = World(speed=lambda point: growing(point) + (1 if int(point["gradient_clipping"]) == 3 else 0))
     search(world, space(gradient_clipping=tuple(range(1, 31))), strategy=ZeroProgressiveStrategy(patience=4))
     assert sum(run["gradient_clipping"] != 1 for run in world.runs) == 2 + 4

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.strategies.zero_progressive.worlds import World, search, space
-from zenith_tune.strategies.zero_progressive.search import MeasuredMemory
+from zenith_tune.strategies.zero_progressive.feasibility import MeasuredMemory
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB

@@ -14,7 +14,7 @@ BASE: Params = {"stage": 2, "a": 1, "b": True, "c": 10}
 
 def everything(kind: str, seed: int = 0) -> list[tuple[Value, ...]]:
     proposals, found = Proposals(kind, AXES, BASE, seed), []
-    while points := proposals.next(4, {0: (BASE, 1.0)}, Direction.MAXIMIZE):
+    while points := proposals.next(4, [(BASE, 1.0)], Direction.MAXIMIZE):
         found += [tuple(point[name] for name in AXES) for point in points]
     return found
 
@@ -45,10 +45,10 @@ def test_the_model_finds_the_best_of_keys_that_add_up_sooner_than_the_grid(direc
         return product if direction is Direction.MAXIMIZE else 1 / product
 
     def runs_until_best(kind: str) -> int:
-        proposals, known = Proposals(kind, AXES, BASE), {0: (BASE, value(BASE))}
+        proposals, known = Proposals(kind, AXES, BASE), [(BASE, value(BASE))]
         for number in itertools.count(1):
             [point] = proposals.next(1, known, direction)
-            known[number] = (point, value(point))
+            known.append((point, value(point)))
             if (point["a"], point["b"], point["c"]) == (3, False, 30):
                 return number
         raise AssertionError

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from zenith_tune.strategies.zero_progressive.feasibility import HALF, SINGLE, ZeroSetting, shown, state_bytes
+from tests.strategies.zero_progressive.subjects import subject
+from zenith_tune.strategies.zero_progressive.feasibility import HALF, SINGLE, ZeroSetting, state_bytes, why_too_large
+from zenith_tune.units import GIB
 
 P, N = 1_000_000_000, 4
 
@@ -76,11 +78,11 @@ def test_stage_3_gathers_no_more_weights_than_may_live_at_once() -> None:
 
 
 def test_the_sum_is_shown_with_its_arithmetic() -> None:
-    states, activations, buffers = shown(
-        state_bytes(setting(2, reduce_bucket_size=2**29)), "activations 1.0 GiB"
-    ).split("; ")
-    assert all(part in states for part in ("1e9", "(2 + 2/4 + 16/4)", "stage 2"))
-    assert activations == "activations 1.0 GiB" and "1.0 GiB" in buffers
+    why = why_too_large(subject(), {"stage": 2, "mbs": 1, "reduce_bucket_size": 2**29}, 100 * GIB, "measured as")
+    assert why is not None
+    states, activations, buffers = why.split("; ")
+    assert all(part in states for part in ("8.03e9", "(2 + 2/8 + 16/8)", "stage 2"))
+    assert "100.0 GiB" in activations and "1.0 GiB" in buffers
 
 
 def test_what_is_in_host_memory_is_said() -> None:

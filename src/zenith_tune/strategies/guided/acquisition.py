@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zenith_tune.estimates.workload import FloatArray
+from zenith_tune.layouts.layout_batch import BoolArray
 from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
@@ -24,36 +25,36 @@ from zenith_tune.study.trial import Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Hold a pick."""
+    """A layout to try next."""
 
     index: int
     """The row of the layout."""
     why: str
-    """In one line."""
+    """The reason in one line."""
     expected_s: float
-    """The step time that is expected of it."""
+    """Its expected step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Hold what the most promising trial is expected to save of the training, and to cost."""
+    """Expected saving of training time and cost of the most promising trial."""
 
     saved_s: float
     cost_s: float
 
 
 START_UP_S, NUM_STEPS = 60.0, 15.0
-"""Of a trial before any was seen: Megatron-LM on one H200 takes 45 to 75 s, most of it to start."""
+"""A trial's start-up and steps before any has run: Megatron-LM on one H200 takes 45 to 75 s, mostly start-up."""
 
 
 class TrialCost:
-    """Learn from trials how long they take to start, and how many steps they run."""
+    """Start-up time and number of steps of a trial, learned from those that ran."""
 
     def __init__(self) -> None:
         self._start_ups: list[float] = []
         self._steps: list[float] = []
 
-    def tell(self, trial: Trial) -> None:
+    def observe(self, trial: Trial) -> None:
         """Learn from one trial."""
         if trial.duration_s is None:
             return
@@ -66,7 +67,7 @@ class TrialCost:
             self._start_ups.append(trial.duration_s)
 
     def expected_s(self, log_step: FloatArray, fits: FloatArray) -> FloatArray:
-        """Return the seconds that a trial is expected to take; one that does not fit ends as it starts."""
+        """Return the expected seconds of a trial; one that does not fit ends at start-up."""
         start_up = statistics.median(self._start_ups) if self._start_ups else START_UP_S
         num_steps = statistics.median(self._steps) if self._steps else NUM_STEPS
         result: FloatArray = max(start_up, 0.1) + fits * num_steps * np.exp(log_step)
@@ -74,14 +75,13 @@ class TrialCost:
 
 
 HOPELESS = 0.02
-"""What has a smaller chance to run is not tried, also where nothing ran yet."""
-
+"""The least probability of running with which a layout is tried, even where nothing has run yet."""
 STATED_LIMIT = 0.99
-"""A share of the memory below this was stated by the user, and is not what is left free in any case."""
+"""Share of the memory below which a limit was set by the user, and is not the usual reserve."""
 
 
 class Acquisition:
-    """Choose among the layouts of a prior, and learn from their trials."""
+    """The choice among the layouts of a prior, which learns from their trials."""
 
     def __init__(self, prior: Prior, training: Training | None = None) -> None:
         self.prior = prior
@@ -96,7 +96,7 @@ class Acquisition:
         self._running: list[int] = []
 
     def pick(self) -> Proposal | None:
-        """Return the next layout to try, or None where none is worth it; it then counts as running."""
+        """Return the next layout to try, which then counts as running, or None where none is worth it."""
         mean, sd = self.time.supposing(self._running)
         open_ = ~self._closed & (self.memory.fits >= HOPELESS)
         if not open_.any():
@@ -108,30 +108,30 @@ class Acquisition:
         return found
 
     def taken(self, index: int) -> Proposal:
-        """Return a layout that runs without having been picked, with what is expected of it."""
+        """Return a proposal for a layout that has run without being picked."""
         self._closed[index] = True
         return Proposal(index=index, why="", expected_s=math.exp(self.time.mean[index]))
 
     def done(self, index: int) -> None:
-        """Hear that a trial is over; what it measured is observed separately."""
+        """Count a trial as over; its measurements are observed separately."""
         self._closed[index] = True
         if index in self._running:
             self._running.remove(index)
 
     def observe_step(self, index: int, log_step: float, noise: float, *, may_be_best: bool = True) -> None:
-        """Learn a step time; that of a layout which takes more memory than it may is never the best."""
-        self.time.tell(index, log_step, noise)
+        """Learn a step time; a layout over the memory limit is never the best."""
+        self.time.observe(index, log_step, noise)
         if may_be_best and log_step < self.best_log_step:
             self.best, self.best_log_step = index, log_step
 
-    def refuse(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    def refuse(self, rows: BoolArray) -> int:
         """Never pick these rows; returns how many were still open."""
         num_closed = int(np.sum(rows & ~self._closed))
         self._closed |= rows
         return num_closed
 
     def outlook(self) -> Outlook | None:
-        """Return what the most promising layout that is left is expected to save and cost; None where none is left."""
+        """Return the outlook of the most promising layout that is left; None where none is left."""
         open_ = ~self._closed & (self.memory.fits >= HOPELESS)
         if self.best is None or not open_.any():
             return None
@@ -140,7 +140,7 @@ class Acquisition:
         return Outlook(saved_s=float(saved[index]), cost_s=float(cost[index]))
 
     def is_worth_a_look(self) -> bool:
-        """Tell whether the least gain that counts would save more than a trial of the best layout takes."""
+        """Tell whether the least gain that counts would save more than a trial of the best layout costs."""
         cost = self.cost.expected_s(np.array([self.best_log_step]), np.ones(1))
         return LEAST_GAIN * self.training_s() > float(cost[0])
 
@@ -148,11 +148,8 @@ class Acquisition:
         """Return how long the training takes with the best layout so far."""
         return self.training.seconds(math.exp(self.best_log_step))
 
-    def _first(self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Proposal:
-        """Pick where nothing has run: the fastest that fits well enough, or else what fits best.
-
-        Without anything to gain on, no trial is weighed against the training that it is for.
-        """
+    def _first(self, mean: FloatArray, sd: FloatArray, open_: BoolArray) -> Proposal:
+        """Pick the fastest that is likely to fit, or else the likeliest to fit: with nothing run, any trial pays."""
         fits = self.memory.fits
         safe = open_ & (fits >= 1 - RISK)
         index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
@@ -165,9 +162,7 @@ class Acquisition:
         why = f"{what}: {_seconds(mean[index], sd[index])} per step, {fits_by}"
         return Proposal(index=index, why=why, expected_s=math.exp(mean[index]))
 
-    def _next(
-        self, mean: FloatArray, sd: FloatArray, open_: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    ) -> Proposal | None:
+    def _next(self, mean: FloatArray, sd: FloatArray, open_: BoolArray) -> Proposal | None:
         saved, cost = self._worth(mean, sd)
         pays = open_ & (saved > cost)
         if not pays.any():
@@ -176,7 +171,7 @@ class Acquisition:
         return Proposal(index=index, why=self._reason(index, mean, sd), expected_s=math.exp(mean[index]))
 
     def _worth(self, mean: FloatArray, sd: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the seconds of training that a trial of each layout is expected to save, and those that it takes."""
+        """Return the expected seconds of training that a trial of each layout saves, and those that it costs."""
         fits, ahead = self.memory.fits, (self.best_log_step - LEAST_GAIN - mean) / sd
         improvement = sd * (ahead * normal_cdf(ahead) + normal_density(ahead))
         saved: FloatArray = self.training_s() * fits * self.time.ordinary * improvement

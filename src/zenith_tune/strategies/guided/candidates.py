@@ -1,4 +1,4 @@
-"""The layouts that guided tuning chooses from, each with one point that stands for it."""
+"""The layouts that guided tuning chooses from, each with one point for it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from zenith_tune.study.parameters import Params, Value
 
 Places = npt.NDArray[np.intp]
 MAX_CANDIDATES = 200_000
-"""A handful of trials cannot tell more apart, and take seconds to weigh after each."""
+"""More layouts than a handful of trials can tell apart, and each trial would take seconds to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Hold layouts and their points, of which the first stands for those that differ in nothing that a layout has."""
+    """Layouts and their points; of points with the same layout the first is tried."""
 
     batch: LayoutBatch
     point: Callable[[int], Params]
-    """The point that stands for a row."""
+    """The point of a row."""
     points: Callable[[int], Sequence[Params]] = lambda row: ()
-    """Every point of a row's layout, where points are known one by one: they may differ in what no layout has."""
+    """Every point of a row's layout, where points are listed one by one: they may differ in what no layout has."""
 
     @classmethod
     def of_job(cls, job: TunedJob, *, has_experts: bool = True) -> Candidates | None:
-        """Return the first point of each layout; how experts are split says nothing of a model that has none."""
+        """Return the first point of each layout; a model without experts has no expert parallelism to distinguish."""
         tables = job.tables()
         if tables is not None:
             return _of_tables(tables, has_experts)
@@ -67,7 +67,7 @@ def _of_tables(tables: Iterable[tuple[LayoutBatch, PointTable]], has_experts: bo
     pieces: list[PointTable] = []
     batches: list[LayoutBatch] = []
     places: list[Places] = []
-    """Of each layout, the table and the row of its point."""
+    """Table and row of each layout's point."""
     for layouts, table in tables:
         one = np.ones(len(table), np.int32)
         batches.append(layouts if has_experts else replace(layouts, ep=one, etp=one))

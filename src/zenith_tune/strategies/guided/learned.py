@@ -1,4 +1,4 @@
-"""What is kept from one study to the next on a machine: a calibration for each framework and kind of GPU."""
+"""The calibrations that studies on this machine have learned, one for each framework and kind of GPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from zenith_tune.study.trial import Outcome, Trial
 
 STUDIES = " + studies on this machine"
 FILE_NAME = "prior.json"
-"""In the study's folder: what it began with, so that a resumed study continues as it would have."""
+"""The calibration that a study began with, in its folder, so that a resumed study continues as it would have."""
 
 MAX_NAME = 100
 
 
 def learned_path(subject: PlanSubject) -> Path | None:
-    """Return where the calibration of this machine is kept, ZENITHTUNE_HOME or else the user's data; None: nowhere."""
+    """Return the file of this machine's calibration, in ZENITHTUNE_HOME or the user's data folder, if there is one."""
     home = os.environ.get("ZENITHTUNE_HOME") or os.environ.get("XDG_DATA_HOME")
     try:
         folder = Path(home) if home else Path.home() / ".local" / "share"
@@ -43,18 +43,18 @@ def learned_path(subject: PlanSubject) -> Path | None:
 def starting_calibration(
     subject: PlanSubject, *, given: Path | None, learns: bool, folder: Path | None
 ) -> tuple[Calibration, str]:
-    """Return what a study begins with, and where that comes from in words."""
+    """Return the calibration that a study begins with, and a description of its origin."""
     if folder is not None and (kept := kept_calibration(folder)) is not None:
         return kept, "as when the study began"
     calibration, origin = _begin(subject, given, learns)
     if folder is not None and folder.is_dir():
-        with contextlib.suppress(OSError):  # a study without it is resumed with what is known by then
+        with contextlib.suppress(OSError):  # without it, a resumed study begins with the calibration of that day
             save_calibration(calibration, folder / FILE_NAME)
     return calibration, origin
 
 
 def kept_calibration(folder: Path) -> Calibration | None:
-    """Return what the study in a folder began with, if it began."""
+    """Return the calibration that the study in a folder began with, if it began."""
     path = folder / FILE_NAME
     try:
         return load_calibration(path) if path.is_file() else None
@@ -65,16 +65,15 @@ def kept_calibration(folder: Path) -> Calibration | None:
 def keep(
     subject: PlanSubject, calibration: Calibration, runs: Sequence[MeasuredRun], memory_error: float
 ) -> Path | None:
-    """Refine `calibration` by the runs of a study and keep it for the next one; None where they are too few.
+    """Refine `calibration` by the new runs of a study and save it for the next one; None where they are too few.
 
-    The runs are those that were not learned from yet; `memory_error` is the error that all estimates of
-    memory share.
+    `memory_error` is the error common to all estimates of memory.
     """
     path = learned_path(subject)
     if path is None:
         return None
     try:
-        # Another study may have been kept meanwhile: what it found is refined, not forgotten.
+        # Another study may have saved its own in the meantime, which is then refined.
         start = _learned(path) or calibration
         learned = calibrate(
             runs,
@@ -87,7 +86,7 @@ def keep(
         learned = replace(learned, memory=replace(calibration.memory, log_errors=errors))
         path.parent.mkdir(parents=True, exist_ok=True)
         save_calibration(learned, path)
-    except (UsageError, OSError):  # too few runs, or no room to keep them: the study itself is not worse for it
+    except (UsageError, OSError):  # too few runs, or a full disk: the study itself is complete
         return None
     return path
 
@@ -106,7 +105,7 @@ def _begin(subject: PlanSubject, given: Path | None, learns: bool) -> tuple[Cali
 def _learned(path: Path) -> Calibration | None:
     try:
         return load_calibration(path) if path.is_file() else None
-    except (UsageError, OSError):  # of another release, or not to be read: what comes with the package will do
+    except (UsageError, OSError):  # from another release, or unreadable: the packaged calibration serves
         return None
 
 

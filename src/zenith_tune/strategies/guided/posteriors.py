@@ -1,20 +1,8 @@
-"""What is known of memory and of step times, corrected by every trial.
+"""Posteriors of memory and step times, updated by every trial; docs/guided.md explains both models.
 
-Memory. The logarithm of needed over estimated memory is a common error and one of each layout by itself. A run that
-went well says that both together stay below the device's memory, one that did not that they exceed it (censored
-observations: Tobin, Econometrica 26 (1958)); a measured peak says more.
-
-Time. A Gaussian process whose mean is the planner's estimate. Its covariance is that of a linear model in the
-coefficients, of a common factor and of neighbouring layouts (Rasmussen and Williams, "Gaussian Processes for Machine
-Learning", 2006, sections 2.2 and 2.7). Three things are learned besides, all by the predictive density of each trial
-given all others (ibid., section 5.4.2):
-
-- how far the estimate is off for layouts by themselves and their neighbours, as one factor: after trials that came
-  out as expected the intervals are narrow, after surprises they are wide;
-- whether the estimate is of another thing altogether (a step with parts that it does not know, another machine): all
-  layouts then share one large error;
-- how many layouts are much slower than anything in the model says (memory all but full, a slow way over the network):
-  such a trial says little of other layouts, and is kept from moving them.
+Memory has censored observations (Tobin, Econometrica 26 (1958)). Time is a Gaussian process whose mean is the planner's
+estimate (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, sections 2.2 and 2.7); its misfit, a
+wrong scale and outliers are learned by the predictive density of each trial given all others (section 5.4.2).
 """
 
 from __future__ import annotations
@@ -35,23 +23,23 @@ from zenith_tune.layouts.layout_batch import (
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
 
 MISFITS: FloatArray = np.exp(np.linspace(-2.4, 1.2, 13))
-"""Factors by which the unexplained errors may be smaller or larger than the prior says."""
+"""Candidate ratios of the unexplained errors to those of the prior."""
 MISFIT_SD = 0.7
-"""Standard deviation of the logarithm of that factor before the first trial."""
+"""Prior standard deviation of that ratio's logarithm."""
 WRONG_SCALE, WRONG_SCALE_SD = 0.05, 2.0
-"""Chance that all estimates are off by a large common factor, and the standard deviation of its logarithm then."""
+"""Prior probability that all estimates share a large error, and the standard deviation of its logarithm."""
 SLOW, SLOW_TRIALS = 0.1, 4.0
-"""Share of layouts that are slower than anything explains, and how many trials that prior is worth."""
+"""Prior share of unexplained slow layouts, and the number of trials that this prior weighs."""
 SLOW_SCALE = 1.0
-"""Mean of the logarithm of how much slower those are: an exponential distribution."""
+"""Mean of their log slowdown, which is exponentially distributed."""
 NUM_ROUNDS = 6
-"""After which the shares of the two kinds no longer change."""
+"""Iterations until the shares of ordinary and slow trials converge."""
 LEAST_NOISE = 0.003
-"""Standard deviation of the logarithm of a measured step time that two runs of one command differ by anyway."""
+"""Standard deviation of the log step time between two runs of one command."""
 
 
 class TimePosterior:
-    """Hold mean and standard deviation of the logarithm of every layout's step time."""
+    """Mean and standard deviation of the logarithm of every layout's step time."""
 
     def __init__(self, prior: Prior) -> None:
         self._prior = prior
@@ -65,14 +53,14 @@ class TimePosterior:
         self._noise: list[float] = []
         self._misfit = 1.0
         self._own: FloatArray = np.zeros(0)
-        """Variance of each trial that says nothing of other layouts."""
+        """Variance of each trial that it does not share with other layouts."""
         self.ordinary = 1 - SLOW
-        """The chance of a layout not to be slower than anything explains."""
+        """Probability that a layout is not an unexplained slow one."""
         self.mean = prior.log_step.copy()
         self.sd: FloatArray = np.sqrt(self._variance())
 
-    def tell(self, index: int, log_step: float, noise: float = 0.0) -> None:
-        """Learn the step time of one layout, known but for a relative `noise`."""
+    def observe(self, index: int, log_step: float, noise: float = 0.0) -> None:
+        """Learn the step time of one layout, measured with a relative `noise`."""
         common, near = self._columns(index)
         self._seen.append(index)
         self._common.append(common)
@@ -84,7 +72,7 @@ class TimePosterior:
         self.mean[self._seen], self.sd[self._seen] = self._values, self._noise
 
     def supposing(self, indices: list[int]) -> tuple[FloatArray, FloatArray]:
-        """Return mean and standard deviation if the layouts of `indices` turn out as is expected of them now."""
+        """Return mean and standard deviation if the layouts of `indices` turn out as predicted now."""
         if not indices:
             return self.mean, self.sd
         expected = [float(self.mean[index]) for index in indices]
@@ -116,10 +104,7 @@ class TimePosterior:
         return common + self._misfit**2 * (prior.neighbour_sd**2 + prior.own_sd**2)
 
     def _columns(self, index: int) -> tuple[FloatArray, FloatArray]:
-        """Return the covariance of every layout with that at `index`: by the coefficients, and as its neighbours.
-
-        Neighbours by a Matern kernel of order 3/2.
-        """
+        """Return every layout's covariance with that at `index`: by coefficients, and by a Matern-3/2 kernel."""
         prior = self._prior
         apart = np.sqrt(3 * ((self._places - self._places[index]) ** 2).sum(axis=1))
         common: FloatArray = self._weighted @ self._weighted[index]
@@ -133,7 +118,7 @@ class TimePosterior:
         self._misfit, self._own, self.ordinary = fit.misfit, fit.own, 1 - fit.slow
 
     def _fit(self, scale_sd: float) -> _Fit:
-        """Return what the trials say if the error that all layouts share has this standard deviation."""
+        """Return the fit to the trials if the error common to all layouts has this standard deviation."""
         rows = np.array(self._seen)
         joint, near = scale_sd**2 + np.stack(self._common, axis=1)[rows], np.stack(self._near, axis=1)[rows]
         errors, noise = np.array(self._values) - self._prior.log_step[rows], np.square(self._noise)
@@ -156,17 +141,14 @@ class TimePosterior:
 @dataclass(frozen=True, slots=True)
 class _Fit:
     log_density: float
-    """Of the trials, but for a constant."""
+    """Log density of the trials, up to a constant."""
     misfit: float
     own: FloatArray
     slow: float
 
 
 def _robust_fit(joint: FloatArray, bulk: FloatArray, errors: FloatArray) -> tuple[float, FloatArray, float]:
-    """Tell ordinary trials from those that are slower than anything explains.
-
-    Returns the logarithm of their predictive density, each trial's own variance, and the share of slow ones.
-    """
+    """Return the trials' log predictive density, each one's own variance, and the share of unexplained slow ones."""
     own, slow = bulk, SLOW
     for _ in range(NUM_ROUNDS):
         inverse = np.linalg.inv(joint + np.diag(own))
@@ -190,7 +172,7 @@ def _slow_density(x: FloatArray, variance: FloatArray) -> FloatArray:
 
 
 def layout_places(layouts: LayoutBatch) -> FloatArray:
-    """Return where layouts lie: twice a size is half a unit away, another way to shard or to recompute is one."""
+    """Return coordinates of layouts: twice a size is half a unit away, another way to shard is one."""
     sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "num_micro_batches")
     columns = [0.5 * np.log2(np.maximum(getattr(layouts, name), 1)) for name in sizes]
     columns += [1.0 * layouts.zero, 0.5 * layouts.recompute, 0.5 * (layouts.pp > 1)]
@@ -199,23 +181,24 @@ def layout_places(layouts: LayoutBatch) -> FloatArray:
 
 
 CUT = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "sequence_parallel", "flash_attention")
-"""What cuts the model and its work."""
+"""Axes that split the model and its work."""
 
 
 def needs_more(layouts: LayoutBatch, index: int) -> BoolArray:
     """Tell which layouts need more memory than that at `index`: a larger micro-batch, or the same recomputed less."""
     kept = _kept(layouts)
-    more = _cut_alike(layouts, index) & (layouts.mbs >= layouts.mbs[index]) & (kept >= kept[index])
-    # Rows that are twins here may differ in what the planner cannot tell, such as the modules that are recomputed.
+    more = alike(layouts, index, CUT) & (layouts.mbs >= layouts.mbs[index]) & (kept >= kept[index])
+    # Rows equal in both may differ in what the planner does not know, such as the modules that are recomputed.
     larger = (layouts.mbs > layouts.mbs[index]) | (kept > kept[index])
-    return _others(more & larger & _comparable(layouts, index), index)
+    result: BoolArray = more & larger & _comparable(layouts, index)
+    return result
 
 
 def is_slower(layouts: LayoutBatch, index: int) -> BoolArray:
-    """Tell which layouts cannot be faster than that at `index`: the same work, and more of it twice."""
+    """Tell which layouts cannot be faster than that at `index`: the same work, and more of it recomputed."""
     kept = _kept(layouts)
-    slower = _cut_alike(layouts, index) & (layouts.mbs == layouts.mbs[index]) & (kept < kept[index])
-    return _others(slower & _comparable(layouts, index), index)
+    slower: BoolArray = alike(layouts, index, (*CUT, "mbs")) & (kept < kept[index]) & _comparable(layouts, index)
+    return slower
 
 
 def is_sharding_twin(layouts: LayoutBatch, index: int) -> BoolArray:
@@ -223,19 +206,21 @@ def is_sharding_twin(layouts: LayoutBatch, index: int) -> BoolArray:
 
     Both send the same: a reduce-scatter of gradients and an all-gather of weights are what an all-reduce is made of.
     """
-    alike = _alike(layouts, index, (*(name for name in CUT if name != "zero"), "mbs", "recompute", "recompute_layers"))
-    return _others(alike & (layouts.zero <= 1) & (layouts.zero[index] <= 1), index)
+    same = alike(layouts, index, (*(name for name in CUT if name != "zero"), "mbs", "recompute", "recompute_layers"))
+    others = np.arange(len(layouts)) != index
+    twins: BoolArray = same & others & (layouts.zero <= 1) & (layouts.zero[index] <= 1)
+    return twins
 
 
 def _kept(layouts: LayoutBatch) -> FloatArray:
-    """Return how much is kept for the backward pass; of blocks, the fewer are recomputed the more."""
+    """Return a rank of how much is kept for the backward pass; with blocks, the fewer are recomputed the more."""
     r = layouts.recompute
     blocks = 1 / (1.0 + layouts.recompute_layers)
     return np.select([r == RECOMPUTE_NONE, r == RECOMPUTE_SELECTIVE, r == RECOMPUTE_BLOCK], [3.0, 2.0, blocks], 0.0)
 
 
 def _comparable(layouts: LayoutBatch, index: int) -> BoolArray:
-    """Tell where one kept more than the other is more memory and less work: blocks and selective mix both."""
+    """Tell where keeping more means more memory and less work, which blocks against selective does not."""
     kinds = {RECOMPUTE_SELECTIVE, RECOMPUTE_BLOCK}
     here = int(layouts.recompute[index])
     if here not in kinds:
@@ -244,35 +229,25 @@ def _comparable(layouts: LayoutBatch, index: int) -> BoolArray:
     return other
 
 
-def _cut_alike(layouts: LayoutBatch, index: int) -> BoolArray:
-    return _alike(layouts, index, CUT)
-
-
-def _alike(layouts: LayoutBatch, index: int, names: Iterable[str]) -> BoolArray:
-    alike: BoolArray = np.logical_and.reduce(
-        [getattr(layouts, name) == getattr(layouts, name)[index] for name in names]
-    )
-    return alike
-
-
-def _others(chosen: BoolArray, index: int) -> BoolArray:
-    chosen = chosen.copy()
-    chosen[index] = False
-    return chosen
+def alike(layouts: LayoutBatch, index: int, names: Iterable[str]) -> BoolArray:
+    """Tell which layouts agree with that at `index` in the axes of these names."""
+    same = [getattr(layouts, name) == getattr(layouts, name)[index] for name in names]
+    result: BoolArray = np.logical_and.reduce(same)
+    return result
 
 
 COMMON, OWN = 0.8, 0.6
-"""Shares of the standard deviation that are common to all layouts, and each layout's own."""
+"""Shares of the standard deviation that all layouts have in common, and that is each layout's own."""
 OTHER_CAUSE = 0.05
-"""Chance that a run fails as if for memory although it would fit: fragmentation, other processes, a sick node."""
+"""Probability that a run fails as if for memory although it would fit: fragmentation, another process, a bad node."""
 WRONG, WRONG_SD = 0.1, 0.4
-"""Chance that the estimate is of another thing altogether (a part it does not know, a GPU shared), and how far off."""
+"""Probability that the memory model is wrong (an unknown part, a shared GPU), and the standard deviation then."""
 GRID: FloatArray = 1.5 * np.sinh(np.linspace(-6.0, 6.0, 121)) / np.sinh(6.0)
-"""Values of the common error: dense where it is small."""
+"""Grid of the common error, dense around 0."""
 
 
 class MemoryPosterior:
-    """Hold the chance of every layout to run."""
+    """Every layout's probability of running."""
 
     def __init__(self, prior: Prior) -> None:
         self._log_memory = prior.log_memory
@@ -286,12 +261,12 @@ class MemoryPosterior:
 
     @property
     def room(self) -> FloatArray:
-        """The chance of every layout to find the memory that it needs, other causes of failure apart."""
+        """Every layout's probability of fitting the memory, other causes of failure apart."""
         return self.fits / (1 - OTHER_CAUSE)
 
     @property
     def common_error(self) -> float:
-        """The expected error that all layouts share, as the logarithm of needed over estimated."""
+        """Expected error common to all layouts, as the logarithm of needed over estimated memory."""
         return float(self._weights() @ self._common)
 
     def observe_fits(self, index: int) -> None:
@@ -312,23 +287,23 @@ class MemoryPosterior:
         self.fits = self._fits()
 
     def _below(self, index: int) -> FloatArray:
-        """Return the chance to fit for each value of the common error."""
+        """Return the probability of fitting for each value of the common error."""
         return normal_cdf((-self._log_memory[index] - self._common) / self._own[index])
 
     def _weights(self) -> FloatArray:
-        """Return how likely each value of the common error is."""
+        """Return the probability of each value of the common error."""
         weights = np.exp(self._log_weight - self._log_weight.max())
         result: FloatArray = weights / weights.sum()
         return result
 
     def _fits(self) -> FloatArray:
         room: FloatArray = (-self._log_memory[:, None] - self._common[None]) / self._own[:, None]
-        chance: FloatArray = (1 - OTHER_CAUSE) * normal_cdf(room) @ self._weights()
-        return np.where(self._surely_more, 0.0, chance)
+        probability: FloatArray = (1 - OTHER_CAUSE) * normal_cdf(room) @ self._weights()
+        return np.where(self._surely_more, 0.0, probability)
 
 
 def _common_prior(sd: float) -> FloatArray:
-    """Return the weights of the grid's values: small errors as calibrated, or large ones where the model is wrong."""
+    """Return the prior of the grid's values: small errors as calibrated, or large ones where the model is wrong."""
     right, wrong = normal_density(GRID / sd) / sd, normal_density(GRID / WRONG_SD) / WRONG_SD
     weights = ((1 - WRONG) * right + WRONG * wrong) * np.gradient(GRID)
     result: FloatArray = weights / weights.sum()

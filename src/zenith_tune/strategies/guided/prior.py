@@ -1,13 +1,7 @@
-"""What is predicted of every layout before the first trial: the planner's estimate, and how it may be wrong.
-
-A step time may be off in four ways, each a normal error of its logarithm: all layouts alike (the machine is faster or
-slower than thought), by a coefficient (matrix products, links, launches: layouts that lean on it are off together),
-alike for neighbouring layouts, and each layout by itself.
-"""
+"""The prior of every layout: the planner's estimate and its uncertainty, by the four errors of docs/guided.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,20 +38,21 @@ def normal_cdf(x: FloatArray) -> FloatArray:
 
 
 FALLBACK = "megatron"
-"""Whose coefficients may be off where a framework was never measured."""
+"""The framework whose coefficients stand in for those of one that was never measured."""
 KNOWN, UNKNOWN = 0.3, 0.6
-"""How far coefficients may be off, as a share of what their family allows: fitted to enough runs, or to few."""
+"""Uncertainty of coefficients, as a share of their family's, when fitted to enough runs or to few."""
 STEP = 0.05
 """Relative change of a coefficient by which its effect is measured."""
 SHARES = {"scale": 1.0, "neighbour": 0.4, "own": 0.7}
 """Standard deviations of the errors as shares of the calibration's spread on runs that it has not seen."""
 LEAST_SPREAD, MOST_SPREAD = 0.03, 0.3
-"""Between which that spread is taken to be: no model is better, and one worse has a tail that is no news here."""
+"""Limits of that spread: no model is better, and a wider one comes from a few outliers."""
 ALL_WORK = {KNOWN: 0.15, UNKNOWN: 0.6}
 ALL_WAITING = 4.0
-"""Factors of the errors of layouts by themselves: where a step is nothing but the GPU's own work, and where it is all
-launches and messages. Held-out residuals of the measured landscapes, less each landscape's median, have a standard
-deviation (1.48 times their median) of 0.05 above 70% of work, 0.15 from 30% to 70%, and 0.3 to 0.9 below."""
+"""Factors of a layout's own error, where a step is all GPU work and where it is all launches and messages.
+
+Held-out residuals of the measured landscapes, less each landscape's median, have a standard deviation (1.48 times their
+median) of 0.05 above 70% of work, 0.15 from 30% to 70%, and 0.3 to 0.9 below."""
 HOST = "layer_launch_s"
 WORK = ("compute", "recompute", "optimizer")
 LEAST_MEMORY_SPREAD = 0.01
@@ -65,22 +60,22 @@ LEAST_MEMORY_SPREAD = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Hold the beliefs; arrays have one row per layout."""
+    """The predictions before any trial; arrays have one row per layout."""
 
     layouts: LayoutBatch
     estimate: Estimate
     log_step: FloatArray
     sensitivity: FloatArray
-    """Change of log_step by that of the logarithm of each coefficient."""
+    """Derivative of log_step by the logarithm of each coefficient."""
     coefficient_sd: FloatArray
     scale_sd: float
     neighbour_sd: FloatArray
     own_sd: FloatArray
     log_memory: FloatArray
-    """Logarithm of the needed share of what may be used of a device's memory."""
+    """Logarithm of needed over usable device memory."""
     memory_sd: FloatArray
     limit_share: float = 1.0
-    """What may be used of a device's memory."""
+    """Usable share of a device's memory."""
 
     def __len__(self) -> int:
         return len(self.log_step)
@@ -89,9 +84,9 @@ class Prior:
 def prior_of(
     subject: PlanSubject, calibration: Calibration, layouts: LayoutBatch, limit_bytes: float | None = None
 ) -> Prior:
-    """Return what is predicted of `layouts`, and how sure it is; `limit_bytes` is what may be used of a device."""
+    """Return the prior of `layouts`; `limit_bytes` is the usable memory of a device."""
     found = estimate(subject.model, subject.cluster, subject.job, layouts, calibration)
-    names = _coefficients(subject.job.framework.name)
+    names = family_of(subject.job.framework.name).fitted or family_of(FALLBACK).fitted
     known = KNOWN if calibration.num_runs >= FEW else UNKNOWN
     spread = float(np.clip(calibration.time.spread, LEAST_SPREAD, MOST_SPREAD)) if calibration.num_runs else MOST_SPREAD
     misfit = spread * ALL_WORK[known] * (ALL_WAITING / ALL_WORK[known]) ** (1 - _work_share(found))
@@ -100,14 +95,15 @@ def prior_of(
     log_memory = np.log(found.memory_bytes / limit) + float(np.median(calibration.memory.log_errors))
     memory_sd = np.maximum(found.memory_spread, LEAST_MEMORY_SPREAD)
     thrash = calibration.time.coefficients.thrash
-    # Of a layout that runs at all it is known that it fits, and by how much it may.
+    # The step time matters only if the layout fits, so its memory is that of a layout that does.
     pressure = slowdown(np.exp(_mean_if_it_fits(log_memory, memory_sd)) * limit, capacity, thrash)
+    host_sd = calibration.time.error_sds["host"]  # the host is this machine's, however well the framework is known
     return Prior(
         layouts=layouts,
         estimate=found,
         log_step=np.log(found.step_s * pressure / slowdown(found.memory_bytes, capacity, thrash)),
         sensitivity=_sensitivity(subject, calibration, layouts, found, tuple(names)),
-        coefficient_sd=_coefficient_sd(names, known, calibration.time.error_sds["host"]),
+        coefficient_sd=np.array([max(known * sd, host_sd if name == HOST else 0.0) for name, sd in names.items()]),
         scale_sd=SHARES["scale"] * spread,
         neighbour_sd=SHARES["neighbour"] * misfit,
         own_sd=SHARES["own"] * misfit,
@@ -118,30 +114,20 @@ def prior_of(
 
 
 def _work_share(found: Estimate) -> FloatArray:
-    """Return which share of a step the GPU works, of what is no waiting for memory."""
+    """Return the share of GPU work in a step, waits for memory apart."""
     parts = found.time_parts
     work = sum((parts[name] for name in WORK if name in parts), np.zeros(len(found.step_s)))
     return np.clip(work / (found.step_s - parts.get("memory", 0.0)), 0.0, 1.0)
 
 
 def _mean_if_it_fits(log_memory: FloatArray, sd: FloatArray) -> FloatArray:
-    """Return the mean of a normal value of which is known that it is not above 0."""
+    """Return the mean of a normal variable given that it is at most 0."""
     edge = -log_memory / sd
     # Far beyond the edge both vanish, and the mean is the edge itself.
     mean: FloatArray = np.where(
         edge > -6.0, log_memory - sd * normal_density(edge) / np.maximum(normal_cdf(edge), 1e-12), 0.0
     )
     return mean
-
-
-def _coefficients(framework: str) -> dict[str, float]:
-    """Return the coefficients that may be off, and by how much their family allows."""
-    return family_of(framework).fitted or family_of(FALLBACK).fitted
-
-
-def _coefficient_sd(names: Mapping[str, float], known: float, host_sd: float) -> FloatArray:
-    """Return how far each coefficient may be off; the host is this machine's, whatever is known of the framework."""
-    return np.array([max(known * sd, host_sd if name == HOST else 0.0) for name, sd in names.items()])
 
 
 def _sensitivity(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,25 +20,24 @@ from zenith_tune.study.trial import Findings, Prediction, Trial
 from zenith_tune.units import GIB, format_seconds
 
 if TYPE_CHECKING:
-    from zenith_tune.estimates.calibration import Calibration
     from zenith_tune.strategies.guided.acquisition import Acquisition, Proposal
     from zenith_tune.strategies.guided.candidates import Candidates
     from zenith_tune.strategies.guided.observer import TrialObserver
 
 
 STEPS_APART, MEMORY_APART = 0.2, 0.1
-"""Logarithms of predicted step times and memory that differ by so much do not all come out the same."""
+"""Ranges of predicted log step times and log memory above which trials cannot all come out the same."""
 NO_POINTS = "strategy guided finds no point that is worth a trial: widen the search space, or change the batch"
 EXPECTED_TRIALS = 6
-"""Until it ends by itself: the mean over measured landscapes (benchmarks/results/replay.md)."""
+"""Mean number of trials until it stops, over measured landscapes (benchmarks/results/replay.md)."""
 EXPECTED_BY = "strategy guided, by what it had learned when it picked the trial"
 
 
 @StrategyRegistry.register("guided")
 class GuidedStrategy(TuningStrategy):
-    """Try the layout that is expected to save the most training time for its trial's, until none saves as much.
+    """Tries the layout whose trial saves the most training time for its cost, until none saves more than it costs.
 
-    `calibration` is a file to begin with in place of what earlier studies on this machine measured; `learn=false` keeps
+    `calibration` is a file to begin with instead of what earlier studies on this machine measured; `learn=false` saves
     nothing for the next one. Deterministic: the same values lead to the same picks.
     """
 
@@ -47,29 +46,26 @@ class GuidedStrategy(TuningStrategy):
 
     def __init__(self, *, calibration: str | None = None, learn: bool = True) -> None:
         self.learn = learn
-        self._given = Path(calibration) if calibration else None
+        self.given = Path(calibration) if calibration else None
         self._job = TunedJob()
         self._search: _Search | None = None
 
     def prepare(self, job: TunedJob) -> None:
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
-        self._refuse_files(job)
-        tables = job.tables()
-        if next(iter(job.points() if tables is None else tables), None) is None:
-            raise UsageError(NO_POINTS)
-        self._job = job
-
-    def _refuse_files(self, job: TunedJob) -> None:
-        """Tell of a file that is no calibration before anything starts."""
-        if self._given is not None:
+        # A file that is not a calibration is reported before anything starts.
+        if self.given is not None:
             from zenith_tune.calibrate.calibration_file import load_calibration
 
-            load_calibration(self._given)
+            load_calibration(self.given)
         if job.folder is not None and (job.folder / "prior.json").exists():
             from zenith_tune.strategies.guided.learned import kept_calibration
 
             kept_calibration(job.folder)
+        tables = job.tables()
+        if next(iter(job.points() if tables is None else tables), None) is None:
+            raise UsageError(NO_POINTS)
+        self._job = job
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         self._search = search = _Search(self._job, direction, self)
@@ -95,40 +91,35 @@ class GuidedStrategy(TuningStrategy):
     def findings(self) -> Findings | None:
         return self._search.findings() if self._search else None
 
-    def calibration(self) -> tuple[Calibration, str]:
-        """Return what the study begins with, and where it comes from."""
-        from zenith_tune.strategies.guided.learned import starting_calibration
-
-        assert self._job.subject is not None
-        return starting_calibration(self._job.subject, given=self._given, learns=self.learn, folder=self._job.folder)
-
 
 class _Search:
-    """Run one guided study."""
+    """One guided study."""
 
     def __init__(self, job: TunedJob, direction: Direction, strategy: GuidedStrategy) -> None:
         from zenith_tune.strategies.guided.acquisition import Acquisition
         from zenith_tune.strategies.guided.candidates import Candidates
+        from zenith_tune.strategies.guided.learned import starting_calibration
         from zenith_tune.strategies.guided.observer import TrialObserver
         from zenith_tune.strategies.guided.prior import prior_of
 
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
         self._job, self._strategy, self._subject = job, strategy, job.subject
-        experts = bool(job.subject.model.num_experts)
-        found = Candidates.of_job(job, has_experts=experts)
-        if found is None:
+        candidates = Candidates.of_job(job, has_experts=bool(job.subject.model.num_experts))
+        if candidates is None:
             raise UsageError(NO_POINTS)
-        self.candidates: Candidates = found
-        self.calibration, origin = strategy.calibration()
+        self.candidates: Candidates = candidates
+        self.calibration, origin = starting_calibration(
+            job.subject, given=strategy.given, learns=strategy.learn, folder=job.folder
+        )
         prior = prior_of(job.subject, self.calibration, self.candidates.batch, job.memory_limit_bytes)
-        self.picker: Acquisition = Acquisition(prior, job.training)
+        self.acquisition: Acquisition = Acquisition(prior, job.training)
         capacity = float(job.subject.cluster.gpu.memory_bytes)
         limit = min(job.memory_limit_bytes or capacity, capacity)
-        self._observer: TrialObserver = TrialObserver(self.picker, direction, limit)
+        self._observer: TrialObserver = TrialObserver(self.acquisition, direction, limit)
         self._tried: list[tuple[Proposal, Trial, float | None]] = []
-        self._beside: list[tuple[Proposal, Trial, float | None]] = []
-        """Trials of what no layout has, from which nothing is learned of layouts."""
+        self._other_axes: list[tuple[Proposal, Trial, float | None]] = []
+        """Trials of parameters that no layout has, from which nothing is learned about layouts."""
         self._is_over = False
         self._learn_baseline()
         name, cluster = job.subject.model.name, job.subject.cluster.name
@@ -141,7 +132,7 @@ class _Search:
             has_room, ended = under_way.look()
             for pick, trial in ended:
                 self._learn(pick, trial)
-            if has_room and (pick_next := self.picker.pick()) is not None:
+            if has_room and (pick_next := self.acquisition.pick()) is not None:
                 under_way.start(pick_next, self.candidates.point(pick_next.index), pick_next.why)
             elif under_way:
                 under_way.wait()
@@ -151,13 +142,13 @@ class _Search:
         self._is_over = True
 
     def _settle_other_axes(self, eval_fn: EvalFunction) -> None:
-        """Try other values of what no layout has, one parameter at a time, on the layout that won.
+        """Try other values of parameters that no layout has, one at a time, on the best layout.
 
-        Nothing is predicted of them: each is expected to be as fast as the best, and is tried where a gain would pay.
+        Their effect is not predicted: each is expected to be as fast as the best, and is tried where a gain would pay.
         """
         from zenith_tune.strategies.guided.acquisition import Proposal
 
-        index = self.picker.best
+        index = self.acquisition.best
         if index is None:
             return
         twins, own = self.candidates.points(index), self._job.own_point()
@@ -165,32 +156,31 @@ class _Search:
         best = own if was_own and own is not None and own in twins else self.candidates.point(index)
         for name in best:
             for point in [twin for twin in twins if twin != best and {**twin, name: best[name]} == best]:
-                if not self.picker.is_worth_a_look():
+                if not self.acquisition.is_worth_a_look():
                     return
-                why = (
-                    f"{name}={point[name]} in place of {best[name]} on the fastest layout: its effect is not predicted"
-                )
-                pick = Proposal(index=index, why=why, expected_s=math.exp(self.picker.best_log_step))
+                change = f"{name}={point[name]} in place of {best[name]}"
+                why = f"{change} on the fastest layout: its effect is not predicted"
+                pick = Proposal(index=index, why=why, expected_s=math.exp(self.acquisition.best_log_step))
                 trial = eval_fn.run(point, why)
                 log_step = self._observer.log_step(index, trial) if trial.ok else None
-                self._beside.append((pick, trial, log_step))
+                self._other_axes.append((pick, trial, log_step))
                 if self._observer.is_over_limit(trial):
                     continue
-                if log_step is not None and log_step < self.picker.best_log_step:
-                    best, self.picker.best_log_step = point, log_step
+                if log_step is not None and log_step < self.acquisition.best_log_step:
+                    best, self.acquisition.best_log_step = point, log_step
 
     def keep(self) -> None:
-        """Keep what was learned for the next study on this machine."""
-        # Work that no formula describes says nothing of how fast the machine does that of others.
+        """Save what was learned for the next study on this machine."""
+        # Work that no formula describes does not show how fast the machine does other work.
         if not self._strategy.learn or self._subject.model.traced is not None:
             return
         from zenith_tune.strategies.guided.learned import keep, measured_run
         from zenith_tune.strategies.guided.observer import CountedTrials
 
-        counted, layouts = CountedTrials(self._job.folder), self.picker.prior.layouts
+        counted, layouts = CountedTrials(self._job.folder), self.acquisition.prior.layouts
         new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in counted.numbers]
         runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
-        path = keep(self._subject, self.calibration, runs, self.picker.memory.common_error)
+        path = keep(self._subject, self.calibration, runs, self.acquisition.memory.common_error)
         if path is not None:
             counted.add([trial.number for _, trial in new if trial.number is not None])
             self._job.tell(f"learned: saved for the next study in {path}")
@@ -199,24 +189,25 @@ class _Search:
         """Return why nothing more is tried."""
         if not self._is_over:
             return None
-        if self.picker.best is None:
+        if self.acquisition.best is None:
             return "no layout is left that may run"
-        outlook = self.picker.outlook()
+        outlook = self.acquisition.outlook()
         if outlook is None:
             return "every layout that may run has been tried"
-        length = self._job.training.describe(math.exp(self.picker.best_log_step))
-        saves = f"the next trial would save {format_seconds(outlook.saved_s)} of {length} on average"
-        return f"another trial does not pay: {saves}, and take {format_seconds(outlook.cost_s)}"
+        length = self._job.training.describe(math.exp(self.acquisition.best_log_step))
+        saves = f"the next one would save {format_seconds(outlook.saved_s)} of {length} on average"
+        return f"more trials would cost more than they save: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:
-        """Return predicted against measured."""
-        prior, every = self.picker.prior, [*self._tried, *self._beside]
+        """Return the table of predicted against measured."""
+        prior, every = self.acquisition.prior, [*self._tried, *self._other_axes]
         rows = [review_row(prior, pick.index, pick.expected_s, log_step, trial) for pick, trial, log_step in every]
         measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
         errors = [math.expm1(log_step - math.log(expected_s)) for expected_s, log_step in measured]
-        lines = [mean_error(errors)]
-        if self.picker.best is not None:
-            lines.append(limits_of_best(prior, self.picker.best))
+        error = sum(map(abs, errors)) / len(errors) if errors else math.nan
+        lines = [f"step-time predictions were off by {error:.0%}" if errors else "no step time was measured"]
+        if self.acquisition.best is not None:
+            lines.append(limits_of_best(prior, self.acquisition.best))
         return Findings(
             title="predicted against measured",
             columns=COLUMNS,
@@ -230,15 +221,15 @@ class _Search:
         )
 
     def _learn_baseline(self) -> None:
-        """Take the run of the user's own command for a trial of its layout, which then needs no other."""
+        """Count the run of the user's own command as the trial of its layout."""
         own, trial = self._job.own_point(), self._job.baseline()
         layout = self._job.layout(own) if own is not None else None
         if trial is None or layout is None or (index := self.candidates.index_of(layout)) is None:
             return
-        self._learn(self.picker.taken(index), trial)
+        self._learn(self.acquisition.taken(index), trial)
 
     def _learn(self, pick: Proposal, trial: Trial) -> None:
-        rule = self._observer.tell(pick.index, trial)
+        rule = self._observer.observe(pick.index, trial)
         log_step = self._observer.log_step(pick.index, trial) if trial.ok else None
         self._tried.append((pick, trial, log_step))
         if rule:
@@ -246,11 +237,11 @@ class _Search:
         self._refuse_without_effect()
 
     def _refuse_without_effect(self) -> None:
-        """Stop where trials take the same time, and the same memory if the log tells, that should differ in both."""
+        """Stop where trials take the same time, and the same memory if reported, although predicted to differ."""
         trials = [trial for _, trial, _ in self._tried]
         if len(trials) < NUM_ALIKE:
             return
-        prior, rows = self.picker.prior, [pick.index for pick, _, _ in self._tried]
+        prior, rows = self.acquisition.prior, [pick.index for pick, _, _ in self._tried]
         steps, memory = prior.log_step[rows], prior.log_memory[rows]
         has_memory = all(trial.peak_memory_bytes for trial in trials)
         are_apart = max(steps) - min(steps) > STEPS_APART or (has_memory and max(memory) - min(memory) > MEMORY_APART)
@@ -260,12 +251,12 @@ class _Search:
 
 
 LEAST_SHARE = 0.05
-"""Smaller shares of a step limit nothing."""
+"""The least share of a step that is listed."""
 COLUMNS = ("trial", "plan s", "expected s", "took s", "off", "plan GiB", "peak GiB", "layout")
 
 
 def review_row(prior: Prior, index: int, expected_s: float, log_step: float | None, trial: Trial) -> tuple[str, ...]:
-    """Return a row of the table: a layout as it was estimated, as it was expected when picked, and as it was."""
+    """Return a row of the table: a layout as planned, as expected when picked, and as measured."""
     planned_s, memory = math.exp(prior.log_step[index]), float(prior.estimate.memory_bytes[index])
     measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
     off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
@@ -276,16 +267,9 @@ def review_row(prior: Prior, index: int, expected_s: float, log_step: float | No
 
 
 def limits_of_best(prior: Prior, index: int) -> str:
-    """Say what the best layout spends its time on, by the estimate."""
+    """Return what the best layout spends its time on, by the estimate."""
     step_s = float(prior.estimate.step_s[index])
     shares = {name: float(part[index]) / step_s for name, part in prior.estimate.time_parts.items()}
     large = sorted((item for item in shares.items() if item[1] >= LEAST_SHARE), key=lambda item: -item[1])
     summary = ", ".join(f"{CAUSES.get(name, name)} {share:.0%}" for name, share in large)
     return f"the best layout's predicted step is {summary}"
-
-
-def mean_error(errors: Sequence[float]) -> str:
-    """Say how far step-time predictions were off."""
-    if not errors:
-        return "no step time was measured"
-    return f"step-time predictions were off by {sum(map(abs, errors)) / len(errors):.0%}"

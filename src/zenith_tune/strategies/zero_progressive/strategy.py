@@ -1,4 +1,4 @@
-"""ZeRO stages in order, each only if it can beat those before: DeepSpeed's autotuning as its paper has it."""
+"""ZeRO stages in order, each only if it can beat those before, after the method of DeepSpeed's autotuning."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ COLUMNS = ("stage", "runs", "best", "at micro batch", "largest that ran", "skipp
 
 @StrategyRegistry.register(NAME)
 class ZeroProgressiveStrategy(TuningStrategy):
-    """Find the largest micro-batch of each ZeRO stage, and go to the next stage only if it can be faster.
+    """The largest useful micro-batch of each ZeRO stage; a next stage only if it can be faster.
 
-    A profiling run at the smallest micro-batch measures the memory of activations. The largest micro-batch that runs is
-    found by bisection from what that memory says; growing it ends where a step gains less than `plateau`. The best
-    stage's other keys are then searched: `inside` is grid, random or model, with at most `inside_trials` runs, and
-    `patience` of them without gain are the end. A stage that would be skipped runs once, at the best micro-batch so
-    far, where it has keys to search that lower ones have not, or with `probe=true`. Deterministic for the same `seed`.
+    Growing the micro-batch ends where a step gains less than `plateau`. The best stage's other keys are then searched:
+    `inside` is grid, random or model, with at most `inside_trials` runs, until `patience` in a row gain nothing.
+    `probe=true` runs each skipped stage once. Deterministic for the same `seed`. docs/deepspeed.md has the method.
     """
 
     ends_by_itself = True
@@ -81,7 +79,7 @@ class ZeroProgressiveStrategy(TuningStrategy):
 
 
 def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ...]]:
-    """Return each parameter's choices, or say which one the strategy lacks."""
+    """Return each parameter's choices, or raise with the one that the strategy lacks."""
     for name in ("stage", "mbs"):
         if name not in search_space:
             raise _lack(f"{name!r} in the search space", "it is not there")

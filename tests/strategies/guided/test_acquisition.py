@@ -18,23 +18,23 @@ POINTS = points()
 
 
 def play(world: World, max_trials: int = 40, training: Training | None = None) -> tuple[list[int], Acquisition]:
-    """Run a picker against a world to its end; returns what it tried."""
-    trials, picker = world.trials(), Acquisition(prior(), training)
-    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
+    """Run an acquisition against a world to its end; returns what it tried."""
+    trials, acquisition = world.trials(), Acquisition(prior(), training)
+    observer = TrialObserver(acquisition, Direction.MINIMIZE, 80e9)
     tried: list[int] = []
-    while len(tried) < max_trials and (pick := picker.pick()) is not None:
+    while len(tried) < max_trials and (pick := acquisition.pick()) is not None:
         tried.append(pick.index)
-        observer.tell(pick.index, trials[pick.index])
-    return tried, picker
+        observer.observe(pick.index, trials[pick.index])
+    return tried, acquisition
 
 
 def test_the_first_pick_is_the_planners_best_among_those_that_fit() -> None:
-    picker = Acquisition(prior())
-    pick = picker.pick()
+    acquisition = Acquisition(prior())
+    pick = acquisition.pick()
     assert pick is not None
-    safe = picker.memory.fits >= 1 - RISK
-    assert picker.prior.log_step[pick.index] == picker.prior.log_step[safe].min()
-    assert pick.why and pick.expected_s == math.exp(picker.prior.log_step[pick.index])
+    safe = acquisition.memory.fits >= 1 - RISK
+    assert acquisition.prior.log_step[pick.index] == acquisition.prior.log_step[safe].min()
+    assert pick.why and pick.expected_s == math.exp(acquisition.prior.log_step[pick.index])
 
 
 WORLDS = [
@@ -60,8 +60,8 @@ def test_it_finds_the_best_within_a_few_trials_and_stops(world: World) -> None:
 
 
 def test_it_stops_once_no_trial_saves_what_it_costs() -> None:
-    _, picker = play(WORLDS[0])
-    outlook = picker.outlook()
+    _, acquisition = play(WORLDS[0])
+    outlook = acquisition.outlook()
     assert outlook is not None and outlook.saved_s <= outlook.cost_s
 
 
@@ -72,70 +72,70 @@ def test_a_longer_training_is_worth_more_trials() -> None:
 
 
 def test_until_something_has_run_no_trial_is_too_dear() -> None:
-    picker = Acquisition(prior(), Training(hours=1e-6))
-    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
+    acquisition = Acquisition(prior(), Training(hours=1e-6))
+    observer = TrialObserver(acquisition, Direction.MINIMIZE, 80e9)
     for _ in range(3):
-        pick = picker.pick()
+        pick = acquisition.pick()
         assert pick is not None, "there is nothing yet that a trial could be behind"
-        observer.tell(pick.index, Trial(params={}, outcome=Outcome.OOM, duration_s=600.0))
-    pick = picker.pick()
+        observer.observe(pick.index, Trial(params={}, outcome=Outcome.OOM, duration_s=600.0))
+    pick = acquisition.pick()
     assert pick is not None
-    observer.tell(pick.index, Trial(params={}, outcome=Outcome.OK, value=1.0, step_s=1.0, duration_s=600.0))
-    assert picker.pick() is None
+    observer.observe(pick.index, Trial(params={}, outcome=Outcome.OK, value=1.0, step_s=1.0, duration_s=600.0))
+    assert acquisition.pick() is None
 
 
 def test_intervals_shrink_with_evidence() -> None:
-    trials, picker = World({}, noise=0.01, seed=8).trials(), Acquisition(prior())
-    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
-    ran = [index for index in np.argsort(picker.prior.log_step) if trials[int(index)].step_s][:15]
+    trials, acquisition = World({}, noise=0.01, seed=8).trials(), Acquisition(prior())
+    observer = TrialObserver(acquisition, Direction.MINIMIZE, 80e9)
+    ran = [index for index in np.argsort(acquisition.prior.log_step) if trials[int(index)].step_s][:15]
     for index in ran:
-        observer.tell(int(index), trials[int(index)])
-    others = np.setdiff1d(np.arange(len(picker.prior)), ran)
-    near = others[picker.time.mean[others] < picker.best_log_step + 0.5]
-    assert len(near) > 3 and np.median(picker.time.sd[near]) < 0.03
+        observer.observe(int(index), trials[int(index)])
+    others = np.setdiff1d(np.arange(len(acquisition.prior)), ran)
+    near = others[acquisition.time.mean[others] < acquisition.best_log_step + 0.5]
+    assert len(near) > 3 and np.median(acquisition.time.sd[near]) < 0.03
 
 
 def test_a_layout_that_is_slow_beyond_anything_predicted_does_not_move_the_others() -> None:
-    picker = Acquisition(prior())
-    order = np.argsort(picker.prior.log_step)
+    acquisition = Acquisition(prior())
+    order = np.argsort(acquisition.prior.log_step)
     for index in order[:4]:
-        picker.observe_step(int(index), float(picker.prior.log_step[index]), 0.003)
-    before = picker.time.mean.copy()
+        acquisition.observe_step(int(index), float(acquisition.prior.log_step[index]), 0.003)
+    before = acquisition.time.mean.copy()
     odd = int(order[4])
-    picker.observe_step(odd, float(picker.prior.log_step[odd]) + 2.0, 0.003)
-    others = np.setdiff1d(np.arange(len(picker.prior)), order[:5])
-    assert np.median(np.abs(picker.time.mean - before)[others]) < 0.05
+    acquisition.observe_step(odd, float(acquisition.prior.log_step[odd]) + 2.0, 0.003)
+    others = np.setdiff1d(np.arange(len(acquisition.prior)), order[:5])
+    assert np.median(np.abs(acquisition.time.mean - before)[others]) < 0.05
 
 
 def test_running_trials_are_not_picked_again_nor_their_twins_first() -> None:
-    picker = Acquisition(prior(), Training(hours=1000))
-    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
-    first = picker.pick()
+    acquisition = Acquisition(prior(), Training(hours=1000))
+    observer = TrialObserver(acquisition, Direction.MINIMIZE, 80e9)
+    first = acquisition.pick()
     assert first is not None
-    observer.tell(first.index, World({}).trials()[first.index])
-    side_by_side = [picker.pick() for _ in range(4)]
+    observer.observe(first.index, World({}).trials()[first.index])
+    side_by_side = [acquisition.pick() for _ in range(4)]
     indices = [pick.index for pick in side_by_side if pick is not None]
     assert len(set(indices)) == len(indices) >= 2 and first.index not in indices
 
 
 def test_when_nothing_fits_it_goes_for_what_needs_least() -> None:
-    picker = Acquisition(prior())
-    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
-    memory, needed = picker.prior.log_memory, []
+    acquisition = Acquisition(prior())
+    observer = TrialObserver(acquisition, Direction.MINIMIZE, 80e9)
+    memory, needed = acquisition.prior.log_memory, []
     for _ in range(12):
-        pick = picker.pick()
+        pick = acquisition.pick()
         if pick is None:
             break
         needed.append(float(memory[pick.index]))
-        observer.tell(pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OOM, duration_s=30.0))
+        observer.observe(pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OOM, duration_s=30.0))
     assert needed[-1] < needed[0] - 0.3
     assert needed[-1] <= np.quantile(memory, 0.3)
 
 
 def test_a_configuration_error_becomes_a_rule() -> None:
-    picker = Acquisition(prior())
-    observer = TrialObserver(picker, Direction.MINIMIZE, 80e9)
-    pick = picker.pick()
+    acquisition = Acquisition(prior())
+    observer = TrialObserver(acquisition, Direction.MINIMIZE, 80e9)
+    pick = acquisition.pick()
     assert pick is not None
     tp = POINTS[pick.index]["tp"]
     refused = Trial(
@@ -144,43 +144,43 @@ def test_a_configuration_error_becomes_a_rule() -> None:
         failure="configuration",
         cause=f"heads must be divisible by tensor-model-parallel-size {tp}",
     )
-    rule = observer.tell(pick.index, refused)
+    rule = observer.observe(pick.index, refused)
     assert rule is not None and f"tp={tp} " in rule and str(refused.cause) in rule
-    later = [picker.pick() for _ in range(20)]
+    later = [acquisition.pick() for _ in range(20)]
     assert all(POINTS[each.index]["tp"] != tp for each in later if each is not None)
 
 
 def test_a_value_in_another_unit_guides_as_well() -> None:
     trials = World({"gemm_efficiency": 0.8}, seed=7).trials()
-    picker = Acquisition(prior())
-    observer = TrialObserver(picker, Direction.MAXIMIZE, 80e9)
+    acquisition = Acquisition(prior())
+    observer = TrialObserver(acquisition, Direction.MAXIMIZE, 80e9)
     best = max(1e6 / trial.step_s for trial in trials.values() if trial.step_s)
     values: list[float] = []
     while len(values) < 8 and max(values, default=0.0) < 0.99 * best:
-        pick = picker.pick()
+        pick = acquisition.pick()
         assert pick is not None
         step_s = trials[pick.index].step_s
         outcome, value = (Outcome.OK, 1e6 / step_s) if step_s else (Outcome.OOM, None)
-        observer.tell(pick.index, Trial(params=POINTS[pick.index], outcome=outcome, value=value, duration_s=60.0))
+        observer.observe(pick.index, Trial(params=POINTS[pick.index], outcome=outcome, value=value, duration_s=60.0))
         values.append(value or 0.0)
     assert max(values) >= 0.99 * best
 
 
 def test_where_every_layout_runs_out_of_memory_it_gives_up() -> None:
-    picker = Acquisition(prior())
-    observer, count = TrialObserver(picker, Direction.MINIMIZE, 80e9), 0
-    while (pick := picker.pick()) is not None:
+    acquisition = Acquisition(prior())
+    observer, count = TrialObserver(acquisition, Direction.MINIMIZE, 80e9), 0
+    while (pick := acquisition.pick()) is not None:
         count += 1
-        observer.tell(pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OOM, duration_s=30.0))
+        observer.observe(pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OOM, duration_s=30.0))
     assert count <= len(POINTS) / 3, "what has hardly a chance to run is not tried"
 
 
 def test_a_value_that_is_no_time_and_no_rate_is_refused_in_one_line() -> None:
-    picker = Acquisition(prior())
-    pick = picker.pick()
+    acquisition = Acquisition(prior())
+    pick = acquisition.pick()
     assert pick is not None
     with pytest.raises(UsageError, match=r"above 0.* got -2") as caught:
-        TrialObserver(picker, Direction.MINIMIZE, 80e9).tell(
+        TrialObserver(acquisition, Direction.MINIMIZE, 80e9).observe(
             pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OK, value=-2.0)
         )
     assert caught.value.hint

@@ -40,25 +40,25 @@ def shares(memory: list[float]) -> Prior:
 
 
 def test_what_needs_little_fits_and_what_needs_much_does_not() -> None:
-    belief = MemoryPosterior(shares([0.5, 1.0, 2.0]))
-    assert belief.fits[0] > 0.9 > belief.fits[1] > 0.3 > belief.fits[2]
-    assert belief.fits.max() <= 1 - OTHER_CAUSE
+    posterior = MemoryPosterior(shares([0.5, 1.0, 2.0]))
+    assert posterior.fits[0] > 0.9 > posterior.fits[1] > 0.3 > posterior.fits[2]
+    assert posterior.fits.max() <= 1 - OTHER_CAUSE
 
 
 def test_running_out_of_memory_is_a_bound_that_all_layouts_feel() -> None:
-    # The bound lies at place 20, which is no kin of the first places by its sizes.
-    belief = MemoryPosterior(shares([0.9, 0.93, 0.96, *([0.5] * 17), 0.88]))
-    before = belief.fits.copy()
-    belief.observe_out_of_memory(20)
-    assert (belief.fits[:3] < 0.7 * before[:3]).all()
-    assert belief.fits[30] > 0.8, "what needs half of the memory still fits"
+    # The bound lies at place 20, which shares no sizes with the first places.
+    posterior = MemoryPosterior(shares([0.9, 0.93, 0.96, *([0.5] * 17), 0.88]))
+    before = posterior.fits.copy()
+    posterior.observe_out_of_memory(20)
+    assert (posterior.fits[:3] < 0.7 * before[:3]).all()
+    assert posterior.fits[30] > 0.8, "what needs half of the memory still fits"
 
 
 def test_a_run_that_went_well_makes_room() -> None:
-    belief = MemoryPosterior(shares([0.98, 1.02]))
-    before = belief.fits[0]
-    belief.observe_fits(1)
-    assert belief.fits[0] > before + 0.1
+    posterior = MemoryPosterior(shares([0.98, 1.02]))
+    before = posterior.fits[0]
+    posterior.observe_fits(1)
+    assert posterior.fits[0] > before + 0.1
 
 
 def test_a_measured_peak_says_more_than_that_it_ran() -> None:
@@ -69,22 +69,22 @@ def test_a_measured_peak_says_more_than_that_it_ran() -> None:
 
 
 def test_an_estimate_that_is_wrong_altogether_is_left_behind() -> None:
-    belief = MemoryPosterior(shares([0.62, 0.6, 0.58, *([0.5] * 17), 0.6, 0.58]))
-    assert belief.fits[0] > 0.9
-    belief.observe_out_of_memory(20)
-    belief.observe_out_of_memory(21)
-    assert belief.fits[0] < 0.5, "two runs failed that had 40% to spare: something is not in the estimate"
+    posterior = MemoryPosterior(shares([0.62, 0.6, 0.58, *([0.5] * 17), 0.6, 0.58]))
+    assert posterior.fits[0] > 0.9
+    posterior.observe_out_of_memory(20)
+    posterior.observe_out_of_memory(21)
+    assert posterior.fits[0] < 0.5, "two runs failed that had 40% to spare: something is not in the estimate"
 
 
 def test_what_surely_needs_more_is_never_tried() -> None:
-    belief = MemoryPosterior(prior())
+    posterior = MemoryPosterior(prior())
     failed = at(tp=2, pp=1, mbs=2, recompute="selective")
-    belief.observe_out_of_memory(failed)
+    posterior.observe_out_of_memory(failed)
     more = [at(tp=2, pp=1, mbs=4, recompute="selective"), at(tp=2, pp=1, mbs=2, recompute="none")]
-    assert (belief.fits[more] == 0).all()
-    assert belief.fits[at(tp=2, pp=1, mbs=1, recompute="selective")] > 0
-    assert belief.fits[at(tp=2, pp=1, mbs=4, recompute="full/uniform")] > 0, "recomputing all may make up for it"
-    assert belief.fits[at(tp=4, pp=1, mbs=4, recompute="none")] > 0
+    assert (posterior.fits[more] == 0).all()
+    assert posterior.fits[at(tp=2, pp=1, mbs=1, recompute="selective")] > 0
+    assert posterior.fits[at(tp=2, pp=1, mbs=4, recompute="full/uniform")] > 0, "recomputing all may make up for it"
+    assert posterior.fits[at(tp=4, pp=1, mbs=4, recompute="none")] > 0
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full/uniform"])
@@ -110,12 +110,12 @@ def sharded_pairs(framework: str, cluster: str, num_gpus: int, tp: int) -> Prior
 
 
 def after_run(pair: Prior, index: int, *, slower: float = 0.0) -> Acquisition:
-    """Return a picker that has seen a run of one of the two, so much slower than predicted."""
-    picker = Acquisition(pair, Training(hours=1000))
+    """Return an acquisition that has seen a run of one of the two, so much slower than predicted."""
+    acquisition = Acquisition(pair, Training(hours=1000))
     step_s = float(np.exp(pair.log_step[index])) * (1 + slower)
     ran = Trial(params={}, outcome=Outcome.OK, value=step_s, step_s=step_s, duration_s=60.0, num_samples=10)
-    TrialObserver(picker, Direction.MINIMIZE, 80e9).tell(index, ran)
-    return picker
+    TrialObserver(acquisition, Direction.MINIMIZE, 80e9).observe(index, ran)
+    return acquisition
 
 
 def test_the_unsharded_twin_of_a_sharded_layout_that_ran_is_not_tried() -> None:

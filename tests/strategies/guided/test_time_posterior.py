@@ -21,10 +21,10 @@ def at(**values: object) -> int:
 
 def test_before_any_trial_it_believes_the_planner() -> None:
     known = prior()
-    belief = TimePosterior(known)
-    believed, fits = np.exp(belief.mean), known.log_memory < -4 * known.memory_sd
+    posterior = TimePosterior(known)
+    believed, fits = np.exp(posterior.mean), known.log_memory < -4 * known.memory_sd
     assert fits.any() and np.allclose(believed[fits], known.estimate.step_s[fits])
-    assert (belief.sd > LEAST_SPREAD).all()
+    assert (posterior.sd > LEAST_SPREAD).all()
 
 
 def test_of_a_layout_that_runs_it_is_known_that_it_fits() -> None:
@@ -38,32 +38,34 @@ def test_of_a_layout_that_runs_it_is_known_that_it_fits() -> None:
 
 
 def test_what_was_measured_is_believed() -> None:
-    belief, index = TimePosterior(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
-    measured = belief.mean[index] + 0.3
-    belief.tell(index, measured)
-    assert belief.mean[index] == pytest.approx(measured, abs=0.01)
-    assert belief.sd[index] < 0.02
+    posterior, index = TimePosterior(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
+    measured = posterior.mean[index] + 0.3
+    posterior.observe(index, measured)
+    assert posterior.mean[index] == pytest.approx(measured, abs=0.01)
+    assert posterior.sd[index] < 0.02
 
 
 def test_neighbours_follow_a_trial_more_than_what_is_far() -> None:
     flat = prior()
     flat = replace(flat, sensitivity=np.zeros_like(flat.sensitivity), scale_sd=0.0)
-    belief = TimePosterior(flat)
-    belief.tell(at(tp=1, pp=1, mbs=1, recompute="none"), belief.mean[at(tp=1, pp=1, mbs=1, recompute="none")] + 0.3)
-    moved = belief.mean - flat.log_step
+    posterior = TimePosterior(flat)
+    posterior.observe(
+        at(tp=1, pp=1, mbs=1, recompute="none"), posterior.mean[at(tp=1, pp=1, mbs=1, recompute="none")] + 0.3
+    )
+    moved = posterior.mean - flat.log_step
     near, far = at(tp=1, pp=1, mbs=2, recompute="none"), at(tp=8, pp=1, mbs=8, recompute="full/uniform")
     assert moved[near] > 2 * moved[far] > 0
-    assert belief.sd[near] < belief.sd[far]
+    assert posterior.sd[near] < posterior.sd[far]
 
 
 def test_slow_links_seen_at_tp8_are_believed_of_tp4_and_not_of_tp1() -> None:
     """Check that a trial corrects the coefficients, and not a table of layouts."""
     known = prior()
     known = replace(known, scale_sd=0.0, neighbour_sd=np.zeros(len(known)))
-    belief = TimePosterior(known)
+    posterior = TimePosterior(known)
     index = at(tp=8, pp=1, mbs=1, recompute="none")
-    belief.tell(index, known.log_step[index] + 0.4)
-    moved = belief.mean - known.log_step
+    posterior.observe(index, known.log_step[index] + 0.4)
+    moved = posterior.mean - known.log_step
     near, far = at(tp=4, pp=1, mbs=2, recompute="none"), at(tp=1, pp=1, mbs=1, recompute="full/uniform")
     assert moved[near] > 1.3 * moved[far], "matrix products may be slower for both, links for one"
 
@@ -72,8 +74,8 @@ def test_estimates_that_prove_right_narrow_the_intervals_and_wrong_ones_widen_th
     right, wrong = TimePosterior(prior()), TimePosterior(prior())
     before = float(np.median(right.sd))
     for step, index in enumerate(range(0, 60, 10)):
-        right.tell(index, float(right._prior.log_step[index]))
-        wrong.tell(index, float(wrong._prior.log_step[index]) + (0.1 if step % 2 else -0.1))
+        right.observe(index, float(right._prior.log_step[index]))
+        wrong.observe(index, float(wrong._prior.log_step[index]) + (0.1 if step % 2 else -0.1))
     assert np.median(right.sd) < 0.3 * before
     assert np.median(wrong.sd) > 2 * np.median(right.sd)
 
@@ -82,25 +84,25 @@ def test_estimates_that_prove_right_narrow_the_intervals_and_wrong_ones_widen_th
 def test_no_layout_is_far_faster_than_planned_by_itself_but_it_may_be_slower(
     error: float, least: float, most: float
 ) -> None:
-    belief, index = TimePosterior(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
-    planned = belief.mean.copy()
-    belief.tell(index, planned[index] + error)
-    assert least < np.median(belief.mean - planned) / error < most
+    posterior, index = TimePosterior(prior()), at(tp=2, pp=1, mbs=2, recompute="none")
+    planned = posterior.mean.copy()
+    posterior.observe(index, planned[index] + error)
+    assert least < np.median(posterior.mean - planned) / error < most
 
 
 def test_layouts_that_nothing_explains_are_counted() -> None:
     posterior = TimePosterior(prior())
     before = posterior.ordinary
     for step, index in enumerate(range(0, 60, 10)):
-        posterior.tell(index, float(posterior._prior.log_step[index]) + (1.5 if step % 2 else 0.0))
+        posterior.observe(index, float(posterior._prior.log_step[index]) + (1.5 if step % 2 else 0.0))
     assert posterior.ordinary < before - 0.2
 
 
 def test_supposing_a_running_trial_takes_its_uncertainty_away_and_moves_nothing() -> None:
-    belief, index = TimePosterior(prior()), at(tp=4, pp=1, mbs=1, recompute="none")
-    mean, sd = belief.supposing([index])
-    assert np.allclose(mean, belief.mean)
-    assert sd[index] < 0.3 * belief.sd[index] and belief.sd[index] > 0.02
+    posterior, index = TimePosterior(prior()), at(tp=4, pp=1, mbs=1, recompute="none")
+    mean, sd = posterior.supposing([index])
+    assert np.allclose(mean, posterior.mean)
+    assert sd[index] < 0.3 * posterior.sd[index] and posterior.sd[index] > 0.02
 
 
 def test_without_calibration_coefficients_may_be_further_off() -> None:
@@ -110,17 +112,17 @@ def test_without_calibration_coefficients_may_be_further_off() -> None:
 
 @pytest.mark.slow
 def test_stated_uncertainty_holds_on_machines_that_differ_as_expected() -> None:
-    """Check the 90% interval of the belief over worlds, after five trials each."""
+    """Check the 90% interval of the posterior over worlds, after five trials each."""
     inside = []
     for seed in range(20):
         skew = math.exp((seed % 5 - 2) * 0.1)
         world = World({"gemm_efficiency": 0.9 * skew, "fast_efficiency": 1.2 / skew, "layer_launch_s": 1.3}, seed=seed)
         trials = {i: trial for i, trial in world.trials().items() if trial.ok}
-        belief = TimePosterior(prior())
+        posterior = TimePosterior(prior())
         seen = list(trials)[:: max(len(trials) // 5, 1)][:5]
         for index in seen:
-            belief.tell(index, math.log(trials[index].step_s or 1), 0.003)
+            posterior.observe(index, math.log(trials[index].step_s or 1), 0.003)
         for index, trial in trials.items():
             if index not in seen:
-                inside.append(abs(math.log(trial.step_s or 1) - belief.mean[index]) < 1.645 * belief.sd[index])
+                inside.append(abs(math.log(trial.step_s or 1) - posterior.mean[index]) < 1.645 * posterior.sd[index])
     assert 0.85 <= float(np.mean(inside)) <= 1.0
