@@ -16,7 +16,7 @@ from typing import Self
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launchers import ASSIGNMENT
 from zenith_tune.shell.lexer import Part, Quote, Word, lex
-from zenith_tune.units import is_digits, whole
+from zenith_tune.units import whole
 
 MAX_BYTES = 1 << 18
 MAX_COMMANDS = 20_000
@@ -271,7 +271,7 @@ class ShellVariables:
     def _lookup(self, name: str, index: str | None) -> list[str] | None:
         if name in ("@", "*"):
             return [*self.arguments, *([REST] if self.passes_rest else [])]
-        if name == "#" or is_digits(name):
+        if name == "#" or name.isdecimal():
             return self._argument(name)
         if name in self.unsure:
             return None

@@ -10,7 +10,6 @@ from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
 from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.secret_names import shown_words
-from zenith_tune.units import is_digits
 
 BACKGROUND, LEAVE_OUT = "a training program must not run in the background", "leave the & out"
 HINT = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
@@ -224,7 +223,7 @@ def _after_options(launcher: Launcher, words: Sequence[Word], at: int) -> int | 
 
 def _words_taken(launcher: Launcher, option: str) -> int | None:
     name, equals, _ = option.lstrip("-").replace("_", "-").partition("=")
-    if equals or name in launcher.flags or is_digits(name):
+    if equals or name in launcher.flags or name.isdecimal():
         return 1
     if name in launcher.values:
         return 1 + launcher.values[name]

@@ -7,7 +7,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
-from zenith_tune.units import is_digits
 
 # The tokens are named tuples: a command is read in tens of microseconds, and frozen dataclasses would double that.
 
@@ -122,7 +121,7 @@ class _Lexer:
             return None
         if word := _PLAIN_WORD.match(text, start):
             # Digits that touch a redirection are its file descriptor, not a word.
-            if text[word.end() : word.end() + 1] not in ("<", ">") or not is_digits(word.group()):
+            if text[word.end() : word.end() + 1] not in ("<", ">") or not word.group().isdecimal():
                 return self._plain_word(word)
         elif comment := _COMMENT.match(text, start):
             self.at = comment.end()
@@ -319,7 +318,7 @@ class _Lexer:
 def _ansi_value(escape: str) -> str | None:
     """Return the character of an escape in `$'..'`, or None for a byte or control that is left to the shell."""
     if escape[0] in "xuU01234567":
-        code = int(escape, 8) if is_digits(escape[0]) else int(escape[1:] or "0", 16)
+        code = int(escape, 8) if escape[0].isdecimal() else int(escape[1:] or "0", 16)
         is_letter = escape[0] in "uU" or code < 0x80
         return chr(code) if is_letter and 0 < code < 0x110000 and len(escape) > (escape[0] in "xuU") else None
     if escape[0] == "c":

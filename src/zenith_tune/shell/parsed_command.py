@@ -29,7 +29,7 @@ from zenith_tune.shell.rank_launcher import RankLauncher, StartedProgram
 from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands, splices_through
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
-from zenith_tune.units import is_digits, whole
+from zenith_tune.units import whole
 
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
@@ -326,7 +326,7 @@ def _within(text: str, word: Word, start: int, value: str) -> list[Splice]:
     if not value and not start:
         return [Splice(word.start, word.end, "''")]
     splices = splices_in_source(word, [Splice(start, len(word.value), value)])
-    return [*splices, Splice(word.end, word.end, _guard(text, word.end))] if is_digits(value) else splices
+    return [*splices, Splice(word.end, word.end, _guard(text, word.end))] if value.isdecimal() else splices
 
 
 def _guard(text: str, at: int) -> str:

@@ -26,7 +26,6 @@ from zenith_tune.shell.secret_names import (
     shaped_secrets,
 )
 from zenith_tune.study.files import open_regular
-from zenith_tune.units import is_digits
 
 __all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file", "secrets_of_environment"]
 
@@ -177,7 +176,7 @@ def _in_flags(before: Sequence[Word], word: Word, following: Word | None) -> Ite
     if account := _ACCOUNT.fullmatch(word.value):
         given = account[1] or (following.value if following else "")
         parts = _USER_AND_SECRET.fullmatch(given)
-        if parts and not is_digits(parts[1]) and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
+        if parts and not parts[1].isdecimal() and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
             yield parts[1]
     if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before):
         given = word.value[2:] or (following.value if following else "")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from zenith_tune.describe.machine import nvidia_smi
 from zenith_tune.errors import UsageError
-from zenith_tune.units import is_digits
 
 INTERVAL_S = 2.0
 """Between two looks: a trial must not feel them."""
@@ -37,7 +36,7 @@ def parse_samples(text: str) -> list[GpuSample]:
 
 
 def _is_number(text: str) -> bool:
-    return is_digits(text.replace(".", "", 1))
+    return text.replace(".", "", 1).isdecimal()
 
 
 def usage_of(samples: Sequence[GpuSample]) -> dict[str, float]:

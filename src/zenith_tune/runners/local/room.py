@@ -14,7 +14,6 @@ from zenith_tune.describe.topology import Topology, parse_topology
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command, own_variables
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 
 def gpu_sets(gpus: Sequence[str], num_per_set: int, topology: Topology | None = None) -> list[tuple[str, ...]]:
@@ -115,7 +114,7 @@ def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def _topology(names: tuple[str, ...]) -> Topology | None:
     """Return the ways between these GPUs; None where they are named by something else than their numbers."""
-    if len(names) < 2 or not all(is_digits(name) for name in names):
+    if len(names) < 2 or not all(name.isdecimal() for name in names):
         return None
     try:
         whole = parse_topology(nvidia_smi("topo", "-m", timeout_s=_TIMEOUT_S))

@@ -27,7 +27,6 @@ from zenith_tune.runners.local.room import LocalRoom, Slot, named_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import TrialFolder, file_mode
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 # The trial's own shell notes who it is before the command starts and how it ended after, because both must be
 # known to a tuner that resumes after this one was killed. `read` and `printf` are built in: nothing is forked.
@@ -100,7 +99,7 @@ class LocalRunner(Runner):
         else:
             tree = ProcessTree(folder, None)
         tree.end(self.grace_s)
-        is_code = is_digits(code) and int(code) <= _MAX_EXIT_CODE
+        is_code = code.isdecimal() and int(code) <= _MAX_EXIT_CODE
         return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s()) if is_code else None
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from zenith_tune.errors import UsageError
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 _CONNECT_S = 10.0
 _ADDRESS = re.compile(
@@ -124,7 +123,7 @@ class RayCluster:
     def _check_answers(self) -> None:
         """Refuse an address where nobody listens, for which Ray would look for minutes."""
         host, colon, port = self._address.rpartition("://")[2].rpartition(":")
-        if not colon or not is_digits(port):
+        if not colon or not port.isdecimal():
             return
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()

@@ -8,8 +8,6 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from zenith_tune.units import is_digits
-
 _HOSTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/&]*)=")
@@ -40,7 +38,7 @@ def _expanded(part: str) -> list[str]:
         low, dash, high = each.partition("-")
         if not dash:
             numbers.append(low)
-        elif is_digits(low) and is_digits(high) and int(high) - int(low) < _MAX_HOSTS:
+        elif low.isdecimal() and high.isdecimal() and int(high) - int(low) < _MAX_HOSTS:
             numbers += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     head, tail = part[: bracket.start()], part[bracket.end() :]
     return [head + number + rest for number in numbers for rest in _expanded(tail)]
@@ -147,7 +145,7 @@ class SlurmClient:
         """Hand a batch script over on sbatch's input; returns the job's id, and its cluster where Slurm names one."""
         out = self._call(["sbatch", "--parsable", *options], script=script, environment=environment)
         job_id, _, cluster = out.strip().rpartition("\n")[2].partition(";")
-        if not is_digits(job_id):
+        if not job_id.isdecimal():
             raise SlurmRefusedError(f"sbatch gave no job id, but {out.strip()[:200]!r}")
         return job_id, cluster
 
@@ -181,7 +179,7 @@ class SlurmClient:
                 job_id=job_id, state=state, reason=reason, nodes=nodes, elapsed_s=duration_s(elapsed) or 0.0, name=name
             )
             for job_id, state, reason, nodes, elapsed, name in (row for row in rows if len(row) == 6)
-            if is_digits(job_id)
+            if job_id.isdecimal()
         ]
 
     def steps(self, job_id: str, name: str) -> list[str]:

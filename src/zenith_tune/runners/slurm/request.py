@@ -11,7 +11,6 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.slurm.client import duration_s, hosts, megabytes
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 _OWN = frozenset(
     {"--array", "--chdir", "--clusters", "--error", "--export", "--input", "--job-name", "--open-mode", "--output"}
@@ -198,7 +197,7 @@ def _wants(request: SlurmRequest, needs: Resources) -> str:
 
 def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict[str, str]], where: str) -> None:
     """Hold the request to the partitions' own limits; one partition that takes it is enough."""
-    sizes = [int(most) for each in chosen if is_digits(most := each.get("MaxNodes", ""))]
+    sizes = [int(most) for each in chosen if (most := each.get("MaxNodes", "")).isdecimal()]
     if len(sizes) == len(chosen) and needs.nodes > max(sizes):
         problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
         raise UsageError(problem, hint="give fewer nodes=, or another partition=")

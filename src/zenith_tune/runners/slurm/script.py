@@ -22,7 +22,6 @@ from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.rank_launcher import DEEPSPEED, RankLauncher
 from zenith_tune.shell.variables import with_variables
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 _LAUNCHES_ITSELF = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun"})
 _PORT = SHELL_MEETING.port
@@ -84,7 +83,7 @@ def _launched_once(launcher: RankLauncher, command: str, launch: Launch) -> str:
     elif launcher.option("--main-process-port") is not None:
         options["--main_process_port"] = _PORT
     host, colon, port = (launcher.option("--rdzv-endpoint") or "").rpartition(":")
-    if colon and is_digits(port):
+    if colon and port.isdecimal():
         options["--rdzv-endpoint"] = f'"{host}:$MASTER_PORT"'
     if launch is Launch.HOSTFILE:
         options["--hostfile"] = f'"$ZENITHTUNE_TRIAL_FOLDER/{HOSTFILE}"'

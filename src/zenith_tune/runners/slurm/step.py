@@ -22,7 +22,6 @@ from zenith_tune.runners.slurm.script import Launch, launched_command
 from zenith_tune.runners.slurm.submission import SlurmSubmission
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial_log import TrialLog
-from zenith_tune.units import is_digits
 
 _IDS = re.compile(r"[0-9]+(?:-[0-9]+)?")
 _GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:([0-9]+)\(")
@@ -57,7 +56,7 @@ class SlurmAllocation:
         if not names:
             problem = f"slurm: job {job_id}, which SLURM_JOB_ID names, has no nodes"
             raise UsageError(problem, hint="leave it, or give steps=false")
-        memory = [int(each["Mem"]) for each in groups if is_digits(each.get("Mem", ""))]
+        memory = [int(each["Mem"]) for each in groups if each.get("Mem", "").isdecimal()]
         num_gpus = min(sum(map(int, _GPUS.findall(each.get("GRES", "")))) for each in groups)
         held = _nodes_of_step_around(environment)
         is_held = bool(held) and set(held) <= set(names)
@@ -122,7 +121,7 @@ class SlurmAllocation:
 def _nodes_of_step_around(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the nodes of the step that this process runs in, none where it runs in no step that holds anything."""
     step_id = environment.get("SLURM_STEP_ID", "")
-    is_normal = is_digits(step_id) and int(step_id) < _FIRST_SPECIAL_STEP
+    is_normal = step_id.isdecimal() and int(step_id) < _FIRST_SPECIAL_STEP
     return tuple(hosts(environment.get("SLURM_STEP_NODELIST", ""))) if is_normal else ()
 
 

@@ -17,7 +17,6 @@ from zenith_tune.runners.base import OnState
 from zenith_tune.runners.slurm.client import JobStatus, SlurmClient, SlurmUnreachableError
 from zenith_tune.runners.slurm.verdict import ENDED
 from zenith_tune.study.files import TrialFolder, write_json
-from zenith_tune.units import is_digits
 
 T = TypeVar("T")
 
@@ -69,7 +68,7 @@ class SlurmSubmission:
         noted = self.noted()
         if not noted:
             return None
-        if is_digits(job_id := str(noted.get("job") or "")):
+        if (job_id := str(noted.get("job") or "")).isdecimal():
             return self._persistently(lambda: self._client.jobs([job_id]).get(job_id))
         name, deadline = str(noted.get("name") or self.prefix), time.monotonic() + _UNDER_WAY_S
         while True:
