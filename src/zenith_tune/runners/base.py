@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,15 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, BinaryIO, TypeAlias, overload
 
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import Registry, construct
-from zenith_tune.runners.launch.log_limit import LogLimit
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.files import TrialFolder, open_regular
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import whole
+from zenith_tune.units import MIB, whole
 
 OnState: TypeAlias = Callable[[str], None]
 """Called with what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
@@ -82,7 +83,6 @@ class Job(ABC):
         self.request = request
         self.files = TrialFolder(request.folder)
         self.log_path = self.files.log
-        self._log_limit = LogLimit(self.log_path)
         self.began: float | None = None
         """When the command began to run, by the monotonic clock; None while it waits for its machine."""
         self._result: JobResult | None = None
@@ -116,7 +116,7 @@ class Job(ABC):
         elif self._result is None and time.monotonic() >= self._deadline():
             self._finish(self.kill(End.TIMED_OUT))
         elif self._result is None:
-            self._log_limit.keep()
+            limit_log(self.log_path)
         return self._result
 
     @overload
@@ -161,8 +161,40 @@ class Job(ABC):
 
     def _finish(self, result: JobResult) -> None:
         self._result = result
-        self._log_limit.keep()
+        limit_log(self.log_path)
         self.runner.count_jobs(-1)
+
+
+MAX_LOG_BYTES = 200 * MIB
+"""Above this a log is cut to half: its first quarter and its end stay. Evaluators read 32 MiB of it."""
+_LONG_LINE_BYTES = 64 * 1024
+_LEFT_OUT = b"[... left out: the log grew too large ...]\n"
+
+
+def limit_log(path: Path) -> None:
+    """Cut the middle out of a log above the limit, while programs append to it; one that cannot be cut stays."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            with open_regular(path, writable=True) as file:
+                _cut(file)
+
+
+def _cut(file: BinaryIO) -> None:
+    file.seek(MAX_LOG_BYTES // 4)
+    file.readline(_LONG_LINE_BYTES)
+    head = file.tell()
+    file.seek(-MAX_LOG_BYTES // 4, os.SEEK_END)
+    file.readline(_LONG_LINE_BYTES)
+    tail = file.read(MAX_LOG_BYTES // 4)
+    end = file.tell()
+    file.seek(head)
+    file.write(_LEFT_OUT + tail)
+    # What was printed while the end was copied may be the last lines of all.
+    file.seek(end)
+    printed = file.read(MAX_LOG_BYTES // 8)
+    file.seek(head + len(_LEFT_OUT) + len(tail))
+    file.write(printed)
+    file.truncate()
 
 
 _PAUSE_S = 0.05
