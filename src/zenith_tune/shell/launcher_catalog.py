@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """Describe a program that starts another one."""
+    """A program that starts another one."""
 
     subcommands: tuple[str, ...] = ()
     """The words that must follow its name, such as `launch`; with others it starts no training."""
@@ -163,10 +163,10 @@ TRAINERS = frozenset(("megatron", "swift", "llamafactory-cli", "axolotl", "xtune
 OPAQUE = frozenset(
     _words("eval xargs parallel make gmake ninja ssh pdsh tmux screen su watch at batch torchx find script")
 )
-"""Programs that make up command lines of their own, or run on without the tuner."""
+"""Programs that build command lines of their own, or run on without the tuner."""
 
 STARTERS = frozenset(("torchrun", "deepspeed", "accelerate", "accelerate-launch", "srun")) | SHELLS
-"""Programs that are recognised behind a launcher that nobody knows."""
+"""Programs that are recognised behind an unknown launcher."""
 
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": _TORCHRUN,

@@ -1,4 +1,4 @@
-"""Where a program's own arguments begin, behind whatever launchers stand in front of it."""
+"""The place where a program's own arguments begin, behind whatever launchers stand in front of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PYTHON_OPTION = re.compile(r"-[^cmXW]*(?:([cmXW])(.*))?", re.DOTALL)
 
 
 class Arguments(NamedTuple):
-    """Say that the program's own arguments begin at word `first`; the word before it names the program."""
+    """The place of the program's own arguments: they begin at word `first`, and the word before names the program."""
 
     first: int
     by_shell: bool = False
@@ -30,7 +30,7 @@ class Arguments(NamedTuple):
 
 
 class ShellText(NamedTuple):
-    """Say that the program is started by the shell text that a word holds, from `offset` of its value on."""
+    """The place of a shell text that starts the program: a word's value from `offset` on."""
 
     word: int
     offset: int = 0
@@ -82,7 +82,7 @@ def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
     if name is None:
         raise refusal("the training program must be written out", words[at].value)
     if name in OPAQUE:
-        raise refusal(f"{name} makes up command lines of its own", words[at].value)
+        raise refusal(f"{name} builds command lines of its own", words[at].value)
     if name in SHELLS:
         return _after_shell(words, at + 1)
     if PYTHON.fullmatch(name):
@@ -124,7 +124,11 @@ def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
         if letter == "c":
             return Arguments(at)
         if letter == "m":
-            return _after_module(attached or _value(words, at - 1), words, at)
+            module = attached or _value(words, at - 1)
+            if not module:
+                raise refusal("python -m must be followed by a module", _last_shown(words))
+            launcher = MODULES.get(module)
+            return _after_launcher(launcher, words, at) if launcher else Arguments(at)
     if at >= len(words) or words[at].value == "-":
         raise refusal(f"{name} must be given a script or a module, not read its program from its input", name)
     if not words[at].static and not words[at].value.endswith(_SCRIPTS):
@@ -139,14 +143,6 @@ def _value(words: Sequence[Word], at: int) -> str:
 
 def _last_shown(words: Sequence[Word]) -> str:
     return shown_words([word.value for word in words])[-1]
-
-
-def _after_module(module: str, words: Sequence[Word], at: int) -> Arguments | ShellText:
-    if not module:
-        raise refusal("python -m must be followed by a module", _last_shown(words))
-    if launcher := MODULES.get(module):
-        return _after_launcher(launcher, words, at)
-    return Arguments(at)
 
 
 def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Arguments | ShellText:
@@ -239,7 +235,7 @@ def _words_taken(launcher: Launcher, option: str) -> int | None:
 
 
 def _guess(words: Sequence[Word], at: int) -> int:
-    """Return the first word that looks like a script or an interpreter, past options that nobody knows."""
+    """Return the first word that looks like a script or an interpreter, past unknown options."""
     for index in range(at, len(words)):
         name = program_name(words[index]) or ""
         if PYTHON.fullmatch(name) or name in STARTERS or words[index].value.endswith(_SCRIPTS):
