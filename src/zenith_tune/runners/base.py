@@ -30,7 +30,7 @@ def nobody_listens(state: str) -> None:
 
 
 class End(StrEnum):
-    """Say why a job is over."""
+    """The reason why a job is over."""
 
     EXITED = "exited"
     TIMED_OUT = "timed out"
@@ -40,41 +40,41 @@ class End(StrEnum):
     STOPPED = "stopped"
     """Ended because its output already suffices; what it printed until then counts."""
     LOST = "lost"
-    """The machine under it failed, which says nothing of the command."""
+    """The machine under it failed, which says nothing about the command."""
     REVOKED = "revoked"
     """Somebody else ended it: a person, or the scheduler for another job's sake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """Hold how a job ended; `exit_code` is None where nobody saw the process exit by itself."""
+    """The end of a job; `exit_code` is None where nobody saw the process exit by itself."""
 
     end: End
     exit_code: int | None
     duration_s: float
-    """Seconds that it ran, without those that it waited for its machine."""
+    """Seconds of running, without those of waiting for its machine."""
     place: str = ""
-    """Where it ran: `n1,n2`, or `GPU 2,3`."""
+    """The nodes or GPUs on which it ran: `n1,n2`, or `GPU 2,3`."""
     reason: str = ""
-    """Why it ended, in one line, where something other than the command knows."""
+    """The reason for its end, in one line, where something other than the command knows."""
     usage: Mapping[str, float] = field(default_factory=dict)
-    """How busy it kept its machine, by name, where the runner can see it."""
+    """Figures of how busy it kept its machine, by name, where the runner can see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """Hold what one trial asks of a runner, on one node or on several."""
+    """One trial's request to a runner, for one node or several."""
 
     command: str
     folder: Path
     resources: Resources
     timeout_s: float | None = None
-    """Limits the time that the command runs, not the time that it waits for its machine."""
+    """Limit on the time that the command runs, not on the time that it waits for its machine."""
     on_state: OnState = nobody_listens
 
 
 class Job(ABC):
-    """Stand for one command, in the image of a Future; an engine gives `start`, `look`, `kill` and perhaps `pause`."""
+    """One command, in the image of a Future; an engine gives `start`, `look`, `kill` and perhaps `pause`."""
 
     log_path: Path
 
@@ -202,22 +202,22 @@ _COUNTING = threading.Lock()
 
 
 class Runner(ABC):
-    """Start commands; an engine gives `start` and `recover`, and what else differs from the defaults here."""
+    """A place where commands run; an engine gives `start` and `recover`, and what else differs from the defaults."""
 
     num_slots: int = 1
-    """How many jobs may run side by side."""
+    """Number of jobs that may run side by side."""
     num_running: int = 0
-    """How many jobs are under way, those included that wait for their machine."""
+    """Number of jobs under way, including those that wait for their machine."""
     num_interrupts: int = 0
-    """How often the user asked to stop."""
+    """Number of times that the user asked to stop."""
     grace_s: float = 5.0
     """Seconds between SIGTERM and SIGKILL when a trial is ended."""
     shares_machine: bool = False
     """True: jobs side by side run on one machine and may slow one another."""
     note: str = ""
-    """What the user should know of where the trials run, once the study is prepared."""
+    """A line for the user about where the trials run, once the study is prepared."""
     own_variables: Mapping[str, str] = {}
-    """The environment variables that each trial has for itself, each with what it stands for; after `prepare`."""
+    """The environment variables that each trial has for itself, each with its meaning; after `prepare`."""
     shares_nodes: bool = False
     """Whether two trials may be on one node; after `prepare`."""
 

@@ -48,7 +48,7 @@ _MAX_POLL_S = 1.0
 
 @RunnerRegistry.register("local")
 class LocalRunner(Runner):
-    """Run trials as process groups of this machine, one at a time or side by side on GPUs of their own."""
+    """Trials as process groups of this machine, one at a time or side by side on GPUs of their own."""
 
     shares_machine = True
 

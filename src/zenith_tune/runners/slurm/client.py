@@ -102,7 +102,7 @@ _UNREACHABLE = (
     "Resource temporarily unavailable",
     "try again",
 )
-"""What the programs say where the same call may go well a little later."""
+"""Messages after which the same call may succeed a little later."""
 _UNKNOWN_JOB = ("Invalid job id specified", "Invalid job id")
 
 
@@ -111,32 +111,32 @@ def _mentions(message: object, phrases: Iterable[str]) -> bool:
 
 
 class SlurmError(OSError):
-    """Report a call that Slurm did not do."""
+    """A call that Slurm did not do."""
 
 
 class SlurmUnreachableError(SlurmError):
-    """Report a scheduler that does not answer now; nobody knows whether the call arrived."""
+    """A scheduler that does not answer now; nobody knows whether the call arrived."""
 
 
 class SlurmRefusedError(SlurmError):
-    """Report a call that Slurm refused, with its own message."""
+    """A call that Slurm refused, with its own message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """Hold what squeue shows of a job."""
+    """A job as squeue shows it."""
 
     job_id: str
     state: str
     reason: str = ""
     nodes: str = ""
-    """As a host list: n[1-3]."""
+    """Host list: n[1-3]."""
     elapsed_s: float = 0.0
     name: str = ""
 
 
 class SlurmClient:
-    """Call Slurm's programs."""
+    """Slurm's programs."""
 
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s

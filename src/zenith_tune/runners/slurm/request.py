@@ -26,7 +26,7 @@ _MIN_BEGINNING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRequest:
-    """Hold what --slurm asks for, and turn it into options of sbatch."""
+    """The settings of --slurm, which become options of sbatch."""
 
     partition: str | None = None
     account: str | None = None
@@ -34,7 +34,7 @@ class SlurmRequest:
     constraint: str | None = None
     exclude: str | None = None
     nodes: int | None = None
-    """None: what the trial needs by itself; so too the GPUs."""
+    """Nodes per trial; None, here and for the GPUs: what the trial needs by itself."""
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
     mem: str | None = None
@@ -103,7 +103,7 @@ _OUT = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|UNKNOWN|MAINT|POWERED_DOWN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoom:
-    """Hold what a node has."""
+    """The resources of a node."""
 
     num_cpus: int
     num_gpus: int
@@ -112,7 +112,7 @@ class NodeRoom:
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     is_in: bool = True
-    """False of one that is down or drained."""
+    """Whether it is neither down nor drained."""
 
     @classmethod
     def read(cls, shown: dict[str, str]) -> NodeRoom:

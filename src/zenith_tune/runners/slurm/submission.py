@@ -27,7 +27,7 @@ _MAX_WAIT_S = 120.0
 
 
 class SlurmSubmission:
-    """Tie a trial's folder to its job: by the id in job.json, and by a job name that no other folder has."""
+    """The tie between a trial's folder and its job: the id in job.json, and a job name that no other folder has."""
 
     def __init__(self, client: SlurmClient, files: TrialFolder) -> None:
         self._client = client
@@ -52,7 +52,9 @@ class SlurmSubmission:
                 if not may_be_there:
                     on_state(f"the scheduler does not answer ({error}): waiting for it")
                 may_be_there = True
-                _sleep(pause_s, is_over)
+                until = time.monotonic() + pause_s
+                while time.monotonic() < until and not is_over():
+                    time.sleep(0.1)
                 pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
                 continue
             try:
@@ -104,12 +106,6 @@ class SlurmSubmission:
         """Write job.json."""
         begun = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self._files.job, {"scheduler": "slurm", "job": None, **content, "submitted": begun})
-
-
-def _sleep(seconds: float, is_over: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not is_over():
-        time.sleep(0.1)
 
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ _MAX_EXIT_CODE = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRecord:
-    """Hold where a job began and how its command exited, as its own shell noted."""
+    """Where a job began and how its command exited, as its own shell noted."""
 
     nodes: str = ""
     has_begun: bool = False
