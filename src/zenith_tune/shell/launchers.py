@@ -153,11 +153,10 @@ def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Argum
         return text
     if any(word.value == ":" for word in words[start:]) and "np" in launcher.values:
         raise refusal("mpirun must start one program", ":")
-    program = _program(launcher, words, start)
-    if program - 1 >= start and _value(words, program - 1) in launcher.text_options:
-        if program >= len(words):
-            raise refusal("-c must be followed by a shell text", words[program - 1].value)
-        return ShellText(program)
+    after = _after_options(launcher, words, start)
+    program = _guess(words, start) if after is None else after + launcher.positionals
+    if launcher.positionals and _value(words, program).startswith("-"):  # as in `flock FILE -c TEXT`
+        raise refusal("a launcher must be followed by the program that it starts", words[program].value)
     while ASSIGNMENT.match(_value(words, program)):
         program += 1
     without_python = any(word.value in ("--no-python", "--no_python") for word in words[start:program])
@@ -166,19 +165,6 @@ def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Argum
     if program >= len(words):
         raise refusal("a launcher must be followed by the program that it starts", words[at - 1].value)
     return Arguments(program + 1, by_shell=bool(launcher.shell_text))
-
-
-def _program(launcher: Launcher, words: Sequence[Word], start: int) -> int:
-    """Return where the program that a launcher starts stands, or the shell text behind its `-c`."""
-    program = _after_options(launcher, words, start)
-    if program is not None:
-        program += launcher.positionals
-        return program + (_value(words, program) in launcher.text_options)
-    for index in range(start + 1, len(words)):
-        # A file that only the shell knows, as in `flock $LOCK -c ..`.
-        if words[index].value in launcher.text_options and not words[index - 1].is_static:
-            return index + 1
-    return _guess(words, start)
 
 
 def _after_subcommands(launcher: Launcher, words: Sequence[Word], at: int) -> int | None:

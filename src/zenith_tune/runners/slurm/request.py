@@ -18,10 +18,7 @@ _OWN = frozenset(
 )
 """Options that would take the trial away from the tuner, which gives them itself or must do without."""
 
-_HELD = frozenset({"--hold"})
-_HELD_SHORT = re.compile(r"-[hkOQsvV]*H")
-"""-H, also behind others that take no value."""
-_MIN_BEGINNING = 3
+_HELD = frozenset({"--hold", "-H"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +50,9 @@ class SlurmRequest:
         for option in self.extra_options():
             name = option.partition("=")[0]
             problem = f"slurm: extra must not hold {name!r}"
-            if _is_one_of(_HELD, name) or _HELD_SHORT.match(option):
+            if name in _HELD:
                 raise UsageError(f"{problem}, with which no trial would start", hint="take it out")
-            if _is_one_of(_OWN, name) or (option[:2] in _OWN and not option.startswith("--")):
+            if name in _OWN or (option[:2] in _OWN and not option.startswith("--")):
                 raise UsageError(f"{problem}, which the tuner gives itself", hint="take it out")
 
     def extra_options(self) -> list[str]:
@@ -88,12 +85,6 @@ class SlurmRequest:
         named = [f"--{name}={value}" for name, value in given.items() if value]
         # Requeued, a job would run again without the tuner's knowing, over what its first run wrote.
         return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_options()]
-
-
-def _is_one_of(options: frozenset[str], name: str) -> bool:
-    """Tell whether sbatch would take the name for one of these: it also takes the beginning of a long one."""
-    is_long = name.startswith("--") and len(name) > _MIN_BEGINNING
-    return name in options or (is_long and any(option.startswith(name) for option in options))
 
 
 MAX_SLOTS = 64
