@@ -30,7 +30,7 @@ class ZenithTuneError(Exception):
 
 
 class UsageError(ZenithTuneError, ValueError):
-    """Report bad input in one line: what is wrong, with the values, and how to fix it.
+    """Bad input, in one line: what is wrong, with the values, and how to fix it.
 
     >>> error = UsageError("tp must divide 8, but got 3", hint="give tp=4")
     >>> print(error, "|", error.hint)
@@ -44,7 +44,7 @@ class UsageError(ZenithTuneError, ValueError):
 
 
 class UnknownNameError(UsageError):
-    """Report an unknown name, list the known ones and guess which was meant."""
+    """An unknown name, with the known ones and a guess which was meant."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -54,55 +54,55 @@ class UnknownNameError(UsageError):
 
 
 class CommandError(UsageError):
-    """Report a training command that cannot be edited safely."""
+    """A training command that cannot be edited safely."""
 
 
 class ModelConfigError(UsageError):
-    """Report a model whose config.json cannot be found, fetched or understood."""
+    """A model whose config.json cannot be found, fetched or understood."""
 
 
 class StudyError(UsageError):
-    """Report a study that cannot be opened, resumed or shared."""
+    """A study that cannot be opened, resumed or shared."""
 
 
 class SystemFaultError(ZenithTuneError):
-    """Report that the system refused to start, read or write something for too long; no trial is to blame."""
+    """A system that refused to start, read or write something for too long; no trial is to blame."""
 
 
 class DiskFullError(SystemFaultError):
-    """Report that a write failed for lack of space; what was recorded before stays readable."""
+    """A write that failed for lack of space; what was recorded before stays readable."""
 
 
-class StudyLimitReached(ZenithTuneError):  # noqa: N818 - its kin's names are a documented contract
-    """End a study in good order."""
+class StudyLimitReached(ZenithTuneError):  # noqa: N818 - the names below it are a documented contract
+    """The regular end of a study."""
 
 
 class TrialExhausted(StudyLimitReached):
-    """Tell a strategy that the budget of trials is spent."""
+    """A trial budget that is used up."""
 
 
 class EveryRunFailsAlike(StudyLimitReached):
-    """End a study whose runs all fail for one reason that no other point can avoid."""
+    """A study whose runs all fail for one reason that no other point can avoid."""
 
 
 class OwnCommandFails(StudyLimitReached):
-    """End a study whose very first run, of the user's own command, fails for another reason than memory."""
+    """A study whose first run, of the user's own command, fails for another reason than memory."""
 
 
 class OptionsWithoutEffect(StudyLimitReached):
-    """End a study whose runs show that its options do not reach the program."""
+    """A study whose runs show that its options do not reach the program."""
 
 
 class ConsecutiveDuplicateLimitExceeded(StudyLimitReached):
-    """Tell a strategy that it repeats itself."""
+    """A strategy that repeats itself too often."""
 
 
 class ConsecutivePruneLimitExceeded(StudyLimitReached):
-    """Tell a strategy that it proposes nothing but pruned points."""
+    """A strategy that proposes nothing but pruned points."""
 
 
 class StudyInterrupted(KeyboardInterrupt):
-    """Carry the signal that asked the study to stop up to whoever started it."""
+    """The signal that asked the study to stop, on its way up to whoever started it."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by signal {signum}")

@@ -1,4 +1,4 @@
-"""One way in for everything that can be plugged: built-ins, decorated classes and package entry points."""
+"""The registry of everything that can be plugged in: built-ins, decorated classes and package entry points."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 _IN_FILE = re.compile(r"(.+\.py)(?::([A-Za-z_]\w*))?", re.ASCII)
 _OF_FILES = "zenithtune:"
-"""What the names of modules begin with that are files of the user's own."""
+"""Prefix of the module names of files of the user's own."""
 
 
 _REASON_LENGTH = 300
 
 
 class PluginWarning(UserWarning):
-    """Name an installed plugin that cannot be loaded and is skipped."""
+    """An installed plugin that cannot be loaded and is skipped."""
 
 
 class Registry(Generic[T]):
-    """Map names to classes; a class is imported when its name is asked for, not before.
+    """Classes by name; a class is imported when its name is asked for, not before.
 
     >>> shapes: Registry[object] = Registry("shape", "my_package.shapes", {})
     >>> @shapes.register("round")
@@ -140,21 +140,18 @@ class Registry(Generic[T]):
             if point.name != name:
                 continue
             try:
-                self._classes[name] = self._checked(point.load())
+                loaded = point.load()
+                if not isinstance(loaded, type):
+                    raise TypeError(f"it is no class but of type {type(loaded).__name__}")
+                if problem := self._other_kind(loaded):
+                    raise TypeError(f"{loaded.__name__} is {problem}")
+                self._classes[name] = loaded
             except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
                 self._broken.add(name)
                 package = point.dist.name if point.dist else point.value
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
-
-    def _checked(self, loaded: object) -> type[T]:
-        """Return what an entry point names, which must be a class of the kind."""
-        if not isinstance(loaded, type):
-            raise TypeError(f"it is no class but of type {type(loaded).__name__}")
-        if problem := self._other_kind(loaded):
-            raise TypeError(f"{loaded.__name__} is {problem}")
-        return loaded
 
 
 def import_file(path: Path, what: str) -> types.ModuleType:
@@ -181,7 +178,7 @@ def raising_plug(error: BaseException) -> str | None:
     return f"{own[-1].co_qualname} of {Path(own[-1].co_filename).name}" if own else None
 
 
-_TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off"}
+_BOOLS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 
 
 def parse_pairs(text: str, option: str, example: str = "n_gpus=8,gbs=16") -> dict[str, str]:
@@ -219,8 +216,10 @@ def typed(
     cls: type[Any], args: Mapping[str, Any], what: str, *, defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return arguments with the types of the constructor's signature."""
-    parameters = _keyword_parameters(cls)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
+    hints, signature = typing.get_type_hints(cls.__init__), inspect.signature(cls).parameters.values()
+    named = [p for p in signature if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = {p.name: (hints.get(p.name, str), p.default) for p in named}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature)
     known = {name: value for name, value in {**(defaults or {}), **args}.items() if name in parameters}
     unknown = [name for name in args if name not in parameters]
     if unknown and not takes_any:
@@ -234,21 +233,13 @@ def typed(
     return {name: _convert(value, parameters[name][0], name, what, parameters) for name, value in known.items()}
 
 
-def _keyword_parameters(cls: type[Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each keyword of the constructor with its type and default."""
-    hints = typing.get_type_hints(cls.__init__)
-    parameters = inspect.signature(cls).parameters.values()
-    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return {p.name: (hints.get(p.name, str), p.default) for p in named}
-
-
 def _convert(value: Any, hint: Any, name: str, what: str, parameters: dict[str, tuple[Any, Any]]) -> Any:
     if not isinstance(value, str):
         return value
     for kind in _scalar_types(hint):
         try:
-            return _parse_bool(value) if kind is bool else kind(value)
-        except ValueError:
+            return _BOOLS[value.lower()] if kind is bool else kind(value)
+        except (KeyError, ValueError):
             continue
     expected = " or ".join(kind.__name__ for kind in _scalar_types(hint))
     raise UsageError(f"{what}: {name} must be {expected}, but got {value!r}. {_valid(parameters)}")
@@ -258,12 +249,6 @@ def _scalar_types(hint: Any) -> list[type]:
     """Return the plain types in a hint, the most particular first: `int | None` gives [int]."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     return [kind for kind in (bool, int, float, str) if kind in members] or [str]
-
-
-def _parse_bool(text: str) -> bool:
-    if text.lower() in _TRUE | _FALSE:
-        return text.lower() in _TRUE
-    raise ValueError(text)
 
 
 def _valid(parameters: dict[str, tuple[Any, Any]]) -> str:

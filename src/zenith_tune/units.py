@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 GIB = 2**30
 MIB = 2**20
 KIB = 2**10
@@ -96,22 +94,10 @@ def format_gain(fraction: float) -> str:
     return f"{fraction * 100:+.1f}%"
 
 
-def is_digits(text: str) -> bool:
-    """Tell whether a text is digits of ASCII alone: `int` reads those of other scripts too, and a shell does not.
-
-    >>> is_digits("16"), is_digits("\u0663"), is_digits("\u00b2"), is_digits("")
-    (True, False, False, False)
-    """
-    return text.isascii() and text.isdigit()
-
-
-_WHOLE = re.compile(r"[0-9]{1,18}")
-
-
 def whole(text: str) -> int | None:
-    """Return the whole number that a text is, or None; other digits than ASCII's, and very many of them, are none.
+    """Return the whole number that a text is, or None; one that does not fit into 64 bits is a typing error.
 
-    >>> whole("16"), whole("-1"), whole("\u00b2"), whole("9" * 5000)
-    (16, None, None, None)
+    >>> whole("16"), whole("-1"), whole("")
+    (16, None, None)
     """
-    return int(text) if _WHOLE.fullmatch(text) else None
+    return int(text) if text.isdecimal() and len(text) < 19 else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.mentions import mentions
-from tests.requirements import skip
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
 
@@ -235,16 +233,6 @@ def test_the_tuners_own_input_is_left_alone() -> None:
     program += "print(ParsedCommand.of('bash /dev/stdin').warnings(), sys.stdin.read())"
     ran = subprocess.run([sys.executable, "-c", program], input="y", capture_output=True, text=True, check=True)
     assert ran.stdout == "[] y\n"
-
-
-@pytest.mark.parametrize("option", ["-c", "--command"])
-def test_options_go_inside_the_text_that_flock_runs(tmp_path: Path, option: str) -> None:
-    if shutil.which("flock") is None:
-        skip("flock", "there is no flock")
-    text = f"flock {tmp_path}/lock {option} 'python3 -c \"import sys; print(sys.argv)\"'"
-    line = ParsedCommand.of(text).set({"--k": 1})
-    ran = subprocess.run(line.argv(), capture_output=True, text=True, check=True)
-    assert ran.stdout == "['-c', '--k', '1']\n"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import click
 
 from zenith_tune.cli.options import COUNT, Options, debug_option, echo_json, json_option, path_option
 from zenith_tune.errors import StudyInterrupted, UsageError
-from zenith_tune.units import is_digits
 
 if TYPE_CHECKING:
     from zenith_checkpoint.model_shape import ModelShape
@@ -177,7 +176,7 @@ def _counts(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = text.split(",")
-    if not all(is_digits(part.strip()) and len(part) < 10 for part in parts):
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise UsageError(
             f"--layers-per-stage must be whole numbers, as in 9,9,8, but is {text!r}", hint="write them so"
         )

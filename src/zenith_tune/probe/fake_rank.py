@@ -1,4 +1,4 @@
-"""One rank of a layout as a command of its own: Megatron-LM with a process group in which nobody else is.
+"""One rank of a layout as a command of its own: Megatron-LM with a process group in which it is alone.
 
 Legend: m micro-batches per step and rank, pp pipeline stages, vp model chunks per rank.
 """
@@ -19,7 +19,7 @@ from zenith_tune.shell.script import ProgramRun
 
 HOOK = Path(__file__).parent / "hook"
 RECORD = "ZENITHTUNE_PROBE_RECORD"
-"""In the environment of a rank: the file in which it notes its steps."""
+"""Environment variable of a rank: the file in which it notes its steps."""
 ANOTHER_ORDER = "--use-tp-pp-dp-mapping"
 LEFT_OUT = frozenset(
     (
@@ -41,18 +41,18 @@ LEFT_OUT = frozenset(
         "--log-interval",
     )
 )
-"""What one rank cannot do for all (checkpoints), what ends it early, leaves traces elsewhere, or is the probe's own."""
+"""Options for what one rank cannot do (checkpoints), for an early end, for traces elsewhere, and the probe's own."""
 _PYTHON = re.compile(r"(?:^|/)python[0-9.]*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeRank:
-    """Hold one rank: which stage of the pipeline it is, and how it is started."""
+    """One rank of a pipeline stage, and how it is started."""
 
     stage: int
     rank: int
     num_micro_batches: int
-    """Per step of the probe, which may be fewer than the job's."""
+    """Micro-batches per step of the probe, which may be fewer than the job's."""
     command: str
 
 
@@ -146,7 +146,7 @@ def _environment(variables: Mapping[str, str], rank: int, world_size: int, recor
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",  # never opened: nobody else is there
+        "MASTER_PORT": "29500",  # never opened: there is no other rank
         "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else str(HOOK),
         "PYTHONUNBUFFERED": "1",
         RECORD: str(record),

@@ -1,4 +1,4 @@
-"""What a probe leaves: one JSON file with all that was measured and modelled, for people, programs and calibration."""
+"""The result of a probe: one JSON file with all that was measured and modelled, for people, programs, calibration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _layout_object(probed: ProbedLayout) -> Json:
     layout = probed.planned.layout
     return {
         "name": probed.planned.name,
-        # What a preset adds to a layout is no part of it.
+        # A preset may add fields of its own, which are not written.
         "layout": {field.name: getattr(layout, field.name) for field in fields(Layout)},
         "ok": probed.ok,
         "cause": probed.cause,
@@ -82,19 +82,19 @@ def _figures(planned: PlannedLayout) -> Json:
 
 
 MOST_LOG_BYTES = 4 * MIB
-"""Of a log in which secrets are sought by their shape alone."""
+"""Bytes of a log in which secrets are sought by their shape alone."""
 
 
 def probe_lock(folder: Path) -> StudyLock:
-    """Return what a probe holds of its folder for as long as it lives, however it ends."""
+    """Return the lock that a probe holds on its folder for as long as it lives, however it ends."""
     return StudyLock(folder / FILE_NAME, "probe")
 
 
 def end_leftovers(output_dir: Path, runner: Runner, secrets: Sequence[str]) -> list[Path]:
     """End the ranks of probes in a folder that were killed, mask their logs, and return those probes' folders.
 
-    A probe that runs holds its lock and is left alone. What the command of a killed one held is known no more:
-    `secrets` are those of this one, which is mostly the same, and those that show by their shape are found too.
+    A probe that runs holds its lock and is left alone. The command of a killed one is no longer known: `secrets` are
+    those of this one, which is mostly the same, and secrets of a known shape are found too.
     """
     found = []
     for folder in sorted(output_dir.glob("probe-*")):
@@ -106,7 +106,10 @@ def end_leftovers(output_dir: Path, runner: Runner, secrets: Sequence[str]) -> l
             lock.acquire()
             try:
                 for files in _cut_off(folder):  # looked at again, now that nobody else ends them
-                    _end(files, runner, secrets)
+                    runner.recover(files.path)
+                    shaped = shaped_secrets(TrialLog(files.log).text(MOST_LOG_BYTES))
+                    mask_file(files.log, [*secrets, *shaped])
+                    write_json(files.trial, {"outcome": Outcome.CANCELLED, "cause": "its probe was cut off"})
                 found.append(folder)
             finally:
                 lock.release()
@@ -114,16 +117,10 @@ def end_leftovers(output_dir: Path, runner: Runner, secrets: Sequence[str]) -> l
 
 
 def _cut_off(folder: Path) -> Iterator[TrialFolder]:
-    """Yield the ranks that were started and whose end nobody wrote down."""
+    """Yield the ranks that were started and whose end was never recorded."""
     real = Path(os.path.realpath(folder))
     for path in sorted(folder.glob("layout-*/stage-*")):
         files, is_own = TrialFolder(path), Path(os.path.realpath(path)) == real.joinpath(*path.parts[-2:])
         # What a link leads to is not this probe's. Where nobody may look, os.path sees nothing and pathlib raises.
         if is_own and os.path.lexists(files.command) and not os.path.lexists(files.trial):
             yield files
-
-
-def _end(files: TrialFolder, runner: Runner, secrets: Sequence[str]) -> None:
-    runner.recover(files.path)
-    mask_file(files.log, [*secrets, *shaped_secrets(TrialLog(files.log).text(MOST_LOG_BYTES))])
-    write_json(files.trial, {"outcome": Outcome.CANCELLED, "cause": "its probe was cut off"})

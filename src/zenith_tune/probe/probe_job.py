@@ -33,7 +33,6 @@ from zenith_tune.presets.megatron_lm.space import DEFAULT, MegatronLmSpace, Sear
 from zenith_tune.probe.fake_rank import in_folder, interpreter
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun
-from zenith_tune.study.parameters import Params
 
 if TYPE_CHECKING:
     from zenith_tune.planner.planner import Planner
@@ -61,7 +60,7 @@ def plain_word(word: str, *, script: str, folder: Path) -> str | None:
 
 
 FAKE_GROUPS: Release = (0, 16)
-"""--fake-process-group."""
+"""First release with --fake-process-group."""
 MOST_TP, MOST_MBS = 64, 16
 FIELDS = {"mbs": "micro_batch", "sp": "sequence_parallel", "flash": "flash_attention"}
 DISPATCHER = "--moe-token-dispatcher-type"
@@ -69,7 +68,7 @@ DISPATCHER = "--moe-token-dispatcher-type"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeJob:
-    """Hold the job, and the plain command that one of its processes runs."""
+    """A job, and the plain command that one of its processes runs."""
 
     command: str
     job: MegatronJob
@@ -96,7 +95,7 @@ class ProbeJob:
         return cls(command=plain, job=job, search=search)
 
     def subject(self, cluster: str | None) -> PlanSubject:
-        """Return what the planner needs to know."""
+        """Return the model, cluster and job for the planner."""
         return subject_of(self.job, cluster)
 
     def named(self, text: str) -> Layout:
@@ -117,7 +116,7 @@ class ProbeJob:
         return layout
 
     def layouts(self) -> Iterator[Layout]:
-        """Yield every layout that goes, by Megatron's rules and the command's own switches."""
+        """Yield every layout that Megatron's rules and the command's own switches allow."""
         limits = SearchLimits(search=self.search, tp_max=MOST_TP, mbs_max=MOST_MBS)
         space = MegatronLmSpace(self.job, limits)
         return (space.layout(point) for point in space.points())
@@ -145,7 +144,9 @@ class ProbeJob:
 
     def run_of(self, layout: Layout) -> ProgramRun:
         """Return the run with the options of a layout."""
-        written = written_command(self.command, self.job, layout, _point(layout))
+        sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "zero")}
+        point = {**sizes, "mbs": layout.micro_batch, "recompute": recompute_name(layout)}
+        written = written_command(self.command, self.job, layout, point)
         run = find_pretrain_run(measured_command(written, self.job))
         assert run is not None
         return run
@@ -170,8 +171,3 @@ def _plain_command(run: ProgramRun) -> str:
             raise UsageError(problem, hint=f"write it out in {run.script or 'the command'}, or probe the plain command")
         words.append(known)
     return in_folder(run.folder, ParsedCommand.from_argv(words).text)
-
-
-def _point(layout: Layout) -> Params:
-    sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "zero")}
-    return {**sizes, "mbs": layout.micro_batch, "recompute": recompute_name(layout)}

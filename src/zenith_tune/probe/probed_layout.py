@@ -1,4 +1,4 @@
-"""A layout of which single ranks were run: what was measured of it, what is modelled, and both put together."""
+"""A layout of which single ranks were run: what was measured, what is modelled, and both combined."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from zenith_tune.study.trial import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProbe:
-    """Hold one stage of a pipeline as it ran alone."""
+    """One stage of a pipeline as it ran alone."""
 
     stage: int
     rank: int
     outcome: Outcome
     cause: str = ""
-    """Why it failed, in one line."""
+    """The reason for its failure, in one line."""
     num_micro_batches: int
-    """Per step of the probe."""
+    """Micro-batches per step of the probe."""
     step_s: float | None = None
-    """Seconds of a step of so many micro-batches."""
+    """Seconds per step of the probe."""
     num_steps: int = 0
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     device_bytes: int | None = None
     gpu: str = ""
     source: str = ""
-    """Where the figures are from: the hook inside the process, its log, or nvidia-smi."""
+    """Source of the figures: the hook inside the process, its log, or nvidia-smi."""
     duration_s: float = 0.0
     command: str = ""
 
@@ -53,13 +53,13 @@ class StageProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """Hold one stage as planned."""
+    """One stage as planned."""
 
     stage: int
     compute_s: float
     """Seconds per step of the work alone."""
     once_s: float
-    """What of that does not come with each micro-batch: the optimizer's step and what a step costs by itself."""
+    """Seconds of that which do not grow with micro-batches: the optimizer's step and the fixed cost of a step."""
     allocated_bytes: float
     reserved_bytes: float
     device_bytes: float
@@ -101,12 +101,12 @@ SCALED = "bubble"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedStage:
-    """Hold a stage as it was measured beside what was planned for it."""
+    """A stage as it was measured, with the plan for it."""
 
     probe: StageProbe
     plan: StagePlan
     num_micro_batches: int
-    """Per step of the job, which may be more than the probe ran."""
+    """Micro-batches per step of the job, which may be more than the probe ran."""
 
     @property
     def compute_s(self) -> float | None:
@@ -138,7 +138,7 @@ class ProbedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedLayout:
-    """Hold a layout, its plan and its probed stages."""
+    """A layout's plan and its probed stages."""
 
     planned: PlannedLayout
     stages: tuple[ProbedStage, ...]
@@ -150,7 +150,7 @@ class ProbedLayout:
 
     @property
     def cause(self) -> str:
-        """Why it did not, by the first stage that failed."""
+        """The reason why it did not train, by the first stage that failed."""
         failed = next((stage.probe for stage in self.stages if not stage.probe.ok), None)
         return f"{failed.outcome} on stage {failed.stage}: {failed.cause}" if failed else ""
 
@@ -162,7 +162,7 @@ class ProbedLayout:
 
     @property
     def time_ratio(self) -> float | None:
-        """Measured over planned work of the slowest stage, which sets the pace of all."""
+        """Measured over planned work of the slowest stage, which sets the pace."""
         measured = [stage.compute_s for stage in self.stages if stage.compute_s is not None]
         if not measured or len(measured) < len(self.stages):
             return None
@@ -171,7 +171,9 @@ class ProbedLayout:
     def combined(self) -> PlannedLayout:
         """Return the plan with what was measured in place of its model: work and memory; the rest stays modelled."""
         ratio, fullest, planned = self.time_ratio or 1.0, self.fullest, self.planned
-        parts = _scaled(planned.time_parts, ratio)
+        # Work, and the wait for work, take as long as was measured.
+        scaled = {*MEASURED, SCALED, PRESSURE}
+        parts = {name: part * (ratio if name in scaled else 1.0) for name, part in planned.time_parts.items()}
         step_s = sum(parts.values())
         factor = step_s / planned.step_s
         low, high = planned.step_interval_s
@@ -187,11 +189,6 @@ class ProbedLayout:
         )
 
 
-def _scaled(parts: dict[str, float], ratio: float) -> dict[str, float]:
-    """Return the parts of a step with the work, and the wait for work, as long as was measured."""
-    return {name: part * (ratio if name in (*MEASURED, SCALED, PRESSURE) else 1.0) for name, part in parts.items()}
-
-
 def ranked(probed: Sequence[ProbedLayout]) -> list[ProbedLayout]:
-    """Return the layouts anew, the fastest first; those that did not train come last."""
+    """Return the layouts in order, the fastest first; those that did not train come last."""
     return sorted(probed, key=lambda each: (not each.ok, each.combined().step_s))

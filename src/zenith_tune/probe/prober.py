@@ -34,7 +34,7 @@ TIMEOUT_S = 10.0
 
 
 class UsedMemory:
-    """Ask again and again, and keep the most."""
+    """The highest memory use of a GPU over several looks."""
 
     def __init__(self) -> None:
         self._answers = True
@@ -56,35 +56,33 @@ class UsedMemory:
 
     @property
     def most_bytes(self) -> int | None:
-        """The most that was seen, by whomever it was used; None where it is not known."""
+        """The highest figure seen, for all processes together; None where it is not known."""
         return self._most
 
 
 MAX_BYTES = 4 * MIB
-MOST = 2**60
-"""No clock shows more."""
 MOST_LETTERS = 80
-"""Of the name of a GPU."""
+"""Letters of a GPU's name that are kept."""
 LOG_SKIPPED = 2
 """Lines of a log that hold the start: Megatron prints its first iteration alone, and counts it again in the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Hold the steps of one rank, and the most memory that it had until the last of them."""
+    """The steps of one rank, and its peak memory until the last of them."""
 
     steps_s: tuple[float, ...] = ()
     """Seconds of each whole step after the first, which holds the start."""
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     device_bytes: int | None = None
-    """All that is taken of the device, the CUDA context included."""
+    """Bytes in use on the device, including the CUDA context."""
     gpu: str = ""
     source: str = "nothing"
-    """hook, log or nothing."""
+    """Source of the figures: hook, log or nothing."""
 
     def cut_to(self, num_steps: int) -> StepRecord:
-        """Return the record with no more steps than were asked for: fast ranks run on until somebody looks."""
+        """Return the record with no more steps than were asked for: fast ranks run on until the next look."""
         return replace(self, steps_s=self.steps_s[:num_steps])
 
     @property
@@ -94,7 +92,7 @@ class StepRecord:
 
 
 def read_record(path: Path) -> StepRecord:
-    """Read what the hook wrote; lines that are torn or none of its own are left out."""
+    """Read what the hook wrote; lines that are torn or not its own are left out."""
     lines = [line for line in _lines(path) if _seconds(line) is not None]
     if not lines:
         return StepRecord()
@@ -132,7 +130,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
         return []
     found: list[Mapping[str, Any]] = []
     for line in text.split("\n")[:-1]:
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):  # a torn line
             if isinstance(value := json.loads(line), dict):
                 found.append(value)
     return found
@@ -140,9 +138,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 def _seconds(line: Mapping[str, Any]) -> float | None:
     value = line.get("seconds")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < MOST:
-        return None
-    return float(value)
+    return float(value) if type(value) in (int, float) else None
 
 
 def _most(lines: Sequence[Mapping[str, Any]], name: str) -> int | None:
@@ -151,21 +147,21 @@ def _most(lines: Sequence[Mapping[str, Any]], name: str) -> int | None:
 
 
 LOOK_S = 0.5
-"""How often a running rank is looked at."""
+"""Seconds between two looks at a running rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prober:
-    """Probe layouts of one job."""
+    """A probe of one job's layouts."""
 
     planner: Planner
     runner: Runner
     folder: Path
     job: ProbeJob
     num_steps: int
-    """Whole steps after the first that are measured."""
+    """Number of whole steps after the first that are measured."""
     timeout_s: float | None = None
-    """Of one rank."""
+    """Limit on the time of one rank."""
     notify: Callable[[str], None] = lambda line: None
 
     def probe(self, layout: Layout, number: int = 1) -> ProbedLayout:

@@ -21,7 +21,7 @@ from zenith_tune.study.files import Json, open_regular
 from zenith_tune.study.optuna_types import quiet_optuna
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.study import Study
-from zenith_tune.units import MIB, is_digits
+from zenith_tune.units import MIB
 
 if TYPE_CHECKING:
     import optuna
@@ -68,7 +68,7 @@ class ExportedStudy:
         if value and not LEAST <= abs(value) <= MOST:
             problem = f"numbers of {self.path} must be 0 or from {LEAST:g} to {MOST:g}, but one is {text[:40]}"
             raise UsageError(problem, hint="something else has changed it; choose another study")
-        return int(text) if is_digits(text.removeprefix("-")) else value
+        return int(text) if text.removeprefix("-").isdecimal() else value
 
     def _view(self, content: Json) -> StudyView:
         if not isinstance(content.get("best_command"), str | None):

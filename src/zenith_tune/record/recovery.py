@@ -20,7 +20,7 @@ from zenith_tune.study.files import Json, read_regular
 from zenith_tune.study.optuna_types import name_objective, quiet_optuna
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Trial
-from zenith_tune.units import MIB, is_digits
+from zenith_tune.units import MIB
 
 MAX_BYTES = 64 * MIB
 _RUNNING = "running"
@@ -124,7 +124,7 @@ def _read(folder: Path) -> _Files:
 
 def _trials(folder: Path) -> Iterator[tuple[int, Json]]:
     for path in sorted(folder.glob("trials/*/trial.json")):
-        if is_digits(path.parent.name):
+        if path.parent.name.isdecimal():
             yield int(path.parent.name), {**_json(path), "folder": str(path.parent)}
 
 

@@ -38,8 +38,6 @@ _EXPORTED = {
     "parameters",
     "identity",
 }
-_MOST_BITS = 1000
-"""Whole numbers of more than these have no float."""
 
 
 class TrialFolders:
@@ -146,8 +144,6 @@ def _finite(name: str, value: Any) -> Any:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or _is_odd_float(value):
         raise TypeError(f"{name} is {value!r}")
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise TypeError(f"{name} is a number of {value.bit_length()} bits")
     return value
 
 

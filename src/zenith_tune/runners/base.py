@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,15 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, BinaryIO, TypeAlias, overload
 
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import Registry, construct
-from zenith_tune.runners.launch.log_limit import LogLimit
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
-from zenith_tune.study.files import TrialFolder
+from zenith_tune.study.files import TrialFolder, open_regular
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import whole
+from zenith_tune.units import MIB, whole
 
 OnState: TypeAlias = Callable[[str], None]
 """Called with what a job waits for or where it runs: `pending (Resources)`, `running on n1`."""
@@ -29,7 +30,7 @@ def nobody_listens(state: str) -> None:
 
 
 class End(StrEnum):
-    """Say why a job is over."""
+    """The reason why a job is over."""
 
     EXITED = "exited"
     TIMED_OUT = "timed out"
@@ -39,41 +40,41 @@ class End(StrEnum):
     STOPPED = "stopped"
     """Ended because its output already suffices; what it printed until then counts."""
     LOST = "lost"
-    """The machine under it failed, which says nothing of the command."""
+    """The machine under it failed, which says nothing about the command."""
     REVOKED = "revoked"
     """Somebody else ended it: a person, or the scheduler for another job's sake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """Hold how a job ended; `exit_code` is None where nobody saw the process exit by itself."""
+    """The end of a job; `exit_code` is None where nobody saw the process exit by itself."""
 
     end: End
     exit_code: int | None
     duration_s: float
-    """Seconds that it ran, without those that it waited for its machine."""
+    """Seconds of running, without those of waiting for its machine."""
     place: str = ""
-    """Where it ran: `n1,n2`, or `GPU 2,3`."""
+    """The nodes or GPUs on which it ran: `n1,n2`, or `GPU 2,3`."""
     reason: str = ""
-    """Why it ended, in one line, where something other than the command knows."""
+    """The reason for its end, in one line, where something other than the command knows."""
     usage: Mapping[str, float] = field(default_factory=dict)
-    """How busy it kept its machine, by name, where the runner can see it."""
+    """Figures of how busy it kept its machine, by name, where the runner can see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """Hold what one trial asks of a runner, on one node or on several."""
+    """One trial's request to a runner, for one node or several."""
 
     command: str
     folder: Path
     resources: Resources
     timeout_s: float | None = None
-    """Limits the time that the command runs, not the time that it waits for its machine."""
+    """Limit on the time that the command runs, not on the time that it waits for its machine."""
     on_state: OnState = nobody_listens
 
 
 class Job(ABC):
-    """Stand for one command, in the image of a Future; an engine gives `start`, `look`, `kill` and perhaps `pause`."""
+    """One command, in the image of a Future; an engine gives `start`, `look`, `kill` and perhaps `pause`."""
 
     log_path: Path
 
@@ -82,7 +83,6 @@ class Job(ABC):
         self.request = request
         self.files = TrialFolder(request.folder)
         self.log_path = self.files.log
-        self._log_limit = LogLimit(self.log_path)
         self.began: float | None = None
         """When the command began to run, by the monotonic clock; None while it waits for its machine."""
         self._result: JobResult | None = None
@@ -116,7 +116,7 @@ class Job(ABC):
         elif self._result is None and time.monotonic() >= self._deadline():
             self._finish(self.kill(End.TIMED_OUT))
         elif self._result is None:
-            self._log_limit.keep()
+            limit_log(self.log_path)
         return self._result
 
     @overload
@@ -161,8 +161,40 @@ class Job(ABC):
 
     def _finish(self, result: JobResult) -> None:
         self._result = result
-        self._log_limit.keep()
+        limit_log(self.log_path)
         self.runner.count_jobs(-1)
+
+
+MAX_LOG_BYTES = 200 * MIB
+"""Above this a log is cut to half: its first quarter and its end stay. Evaluators read 32 MiB of it."""
+_LONG_LINE_BYTES = 64 * 1024
+_LEFT_OUT = b"[... left out: the log grew too large ...]\n"
+
+
+def limit_log(path: Path) -> None:
+    """Cut the middle out of a log above the limit, while programs append to it; one that cannot be cut stays."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > MAX_LOG_BYTES:
+            with open_regular(path, writable=True) as file:
+                _cut(file)
+
+
+def _cut(file: BinaryIO) -> None:
+    file.seek(MAX_LOG_BYTES // 4)
+    file.readline(_LONG_LINE_BYTES)
+    head = file.tell()
+    file.seek(-MAX_LOG_BYTES // 4, os.SEEK_END)
+    file.readline(_LONG_LINE_BYTES)
+    tail = file.read(MAX_LOG_BYTES // 4)
+    end = file.tell()
+    file.seek(head)
+    file.write(_LEFT_OUT + tail)
+    # What was printed while the end was copied may be the last lines of all.
+    file.seek(end)
+    printed = file.read(MAX_LOG_BYTES // 8)
+    file.seek(head + len(_LEFT_OUT) + len(tail))
+    file.write(printed)
+    file.truncate()
 
 
 _PAUSE_S = 0.05
@@ -170,22 +202,22 @@ _COUNTING = threading.Lock()
 
 
 class Runner(ABC):
-    """Start commands; an engine gives `start` and `recover`, and what else differs from the defaults here."""
+    """A place where commands run; an engine gives `start` and `recover`, and what else differs from the defaults."""
 
     num_slots: int = 1
-    """How many jobs may run side by side."""
+    """Number of jobs that may run side by side."""
     num_running: int = 0
-    """How many jobs are under way, those included that wait for their machine."""
+    """Number of jobs under way, including those that wait for their machine."""
     num_interrupts: int = 0
-    """How often the user asked to stop."""
+    """Number of times that the user asked to stop."""
     grace_s: float = 5.0
     """Seconds between SIGTERM and SIGKILL when a trial is ended."""
     shares_machine: bool = False
     """True: jobs side by side run on one machine and may slow one another."""
     note: str = ""
-    """What the user should know of where the trials run, once the study is prepared."""
+    """A line for the user about where the trials run, once the study is prepared."""
     own_variables: Mapping[str, str] = {}
-    """The environment variables that each trial has for itself, each with what it stands for; after `prepare`."""
+    """The environment variables that each trial has for itself, each with its meaning; after `prepare`."""
     shares_nodes: bool = False
     """Whether two trials may be on one node; after `prepare`."""
 

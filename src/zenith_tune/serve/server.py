@@ -31,7 +31,6 @@ from zenith_tune.serve.answer import (
 from zenith_tune.serve.live_study import LOOK_S
 from zenith_tune.serve.routes import Request, Routes, Watching
 from zenith_tune.serve.study_index import StudyIndex
-from zenith_tune.units import is_digits
 
 READ_S, SEND_S = 10.0, 30.0
 """For how long a request may be on its way, and an answer."""
@@ -79,7 +78,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a POST, if it says how long it is."""
         length = self.headers.get("Content-Length") or ""
-        if not is_digits(length) or self.headers.get("Transfer-Encoding"):
+        if not length.isdecimal() or self.headers.get("Transfer-Encoding"):
             return self._refuse(411, "a request must say its Content-Length")
         if len(length) > 9 or int(length) > MAX_BODY_BYTES:
             return self._refuse(413, f"a request has at most {MAX_BODY_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""What the variables of a shell script hold, as far as its text tells; nothing of it is run.
+"""The values of a shell script's variables, as far as its text shows them; nothing of it is run.
 
 Only what training scripts are made of is understood: plain values, lists such as ARGS=( .. ), defaults as in ${TP:-8},
 arguments and whole-number arithmetic. Whatever else a shell would work out stays as it is written.
@@ -16,22 +16,19 @@ from typing import Self
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launchers import ASSIGNMENT
 from zenith_tune.shell.lexer import Part, Quote, Word, lex
-from zenith_tune.units import is_digits, whole
+from zenith_tune.units import whole
 
 MAX_BYTES = 1 << 18
 MAX_COMMANDS = 20_000
-MAX_EXPANDED = 1 << 24
 MAX_VALUE = 1 << 16
-"""Longer values are no training script's: a variable that grows beyond counts as unknown."""
+"""A variable that grows beyond this many characters counts as unknown."""
 COMMANDS_PER_TEXT = 20
-"""What opening a script takes, in commands."""
-_TOO_MANY = f"its scripts come to more than {MAX_COMMANDS} commands"
-_LONG_WORD = re.compile(r"\S{16384}")
+"""The cost of opening a script, in commands."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """Hold what is left for one command and all the scripts that it leads to.
+    """The amount of text that one command, with all the scripts that it leads to, may still have read.
 
     >>> budget = Budget(num_commands=1)
     >>> budget.take_command()
@@ -42,32 +39,21 @@ class Budget:
 
     num_bytes: int = MAX_BYTES
     num_commands: int = MAX_COMMANDS
-    num_expanded: int = MAX_EXPANDED
     reason: str = ""
-    """Why something was not read; empty where all was."""
+    """The reason why something was not read; empty where all was."""
 
     def take_text(self, text: str) -> None:
-        """Take a text that is to be read; one word of very many letters is no script."""
+        """Take a text that is to be read."""
         self.num_bytes -= len(text)
-        self.num_commands -= COMMANDS_PER_TEXT
         if self.num_bytes < 0:
             raise self.refusal(f"its scripts come to more than {MAX_BYTES >> 10} KiB")
-        if self.num_commands < 0:
-            raise self.refusal(_TOO_MANY)
-        if _LONG_WORD.search(text):
-            raise self.refusal("a script has a word of more than 16,000 letters")
+        self.take_command(COMMANDS_PER_TEXT)
 
-    def take_command(self) -> None:
-        """Take one command that is gone through."""
-        self.num_commands -= 1
+    def take_command(self, count: int = 1) -> None:
+        """Take a command that is followed."""
+        self.num_commands -= count
         if self.num_commands < 0:
-            raise self.refusal(_TOO_MANY)
-
-    def take_expanded(self, length: int) -> None:
-        """Take letters that variables were replaced by."""
-        self.num_expanded -= length
-        if self.num_expanded < 0:
-            raise self.refusal(f"its variables come to more than {MAX_EXPANDED >> 20} MiB")
+            raise self.refusal(f"its scripts come to more than {MAX_COMMANDS} commands")
 
     def refusal(self, reason: str) -> CommandError:
         """Note why nothing more is read, and return the error that ends the reading."""
@@ -76,15 +62,13 @@ class Budget:
 
 
 REST = "\0rest\0"
-"""Stands for what is added to the end of the command that starts a script, wherever the script passes it on."""
+"""A stand-in for what is added to the end of the command that starts a script, wherever the script passes it on."""
 
 _SIMPLE = re.compile(r"\$(?P<name>[A-Za-z_]\w*|[0-9@*#])", re.ASCII)
 _BRACED = re.compile(r"\$\{(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#])(?:\[(?P<index>[^]]*)\])?(?P<rest>.*)\}", re.DOTALL)
 _DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)
 _SLICE = re.compile(r":\s*([0-9]+)")
 _ARITHMETIC = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
-MAX_ARITHMETIC, MAX_NESTED = 1000, 16
-"""Letters of an expression, and defaults inside of defaults, beyond which nothing is worked out."""
 
 
 def _divided(left: int, right: int) -> int:
@@ -104,37 +88,35 @@ _COMMANDS = re.compile(r"\$\(|`")
 
 @dataclass(slots=True, kw_only=True)
 class ShellVariables:
-    """Hold values, and which names a condition that nobody can follow may have changed."""
+    """The values of variables, and the names that a condition which cannot be followed may have changed."""
 
     environment: Mapping[str, str]
     name: str = ""
-    """The script itself, as it was started."""
+    """The script's path, as it was started."""
     arguments: Sequence[str] = ()
     passes_rest: bool = False
     """Whether what is added to the command arrives behind the arguments."""
     has_lost_arguments: bool = False
-    """Whether `shift` or `set` has left what only a shell knows."""
+    """Whether `shift` or `set` has left arguments that only a shell knows."""
     values: dict[str, list[str]] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
     """Names whose value depends on what cannot be followed."""
     extended: set[str] = field(default_factory=set)
     """Lists that may have more than is known."""
     used: set[str] = field(default_factory=set)
-    """Those of them that a word has asked for."""
+    """Extended lists that a word has asked for."""
     is_open: bool = False
     """Whether a file that cannot be read was sourced: what is not set here may be set there."""
     budget: Budget = field(default_factory=Budget)
-    """What is left to read, for this script and all that it leads to."""
-    _num_nested: int = 0
 
     def child(self, arguments: Sequence[str]) -> Self:
-        """Return what a script that is started from here begins with."""
+        """Return the variables of a script that is started from here."""
         child = self.copy()
         child.give(arguments)
         return child
 
     def copy(self) -> Self:
-        """Return what a subshell begins with; what it sets is lost with it."""
+        """Return the variables of a subshell; what it sets is lost with it."""
         return replace(
             self,
             values=dict(self.values),
@@ -148,22 +130,11 @@ class ShellVariables:
         self.arguments = [word for word in arguments if word != REST]
         self.passes_rest, self.has_lost_arguments = REST in arguments, False
 
-    def set(self, arguments: Sequence[str], *, is_certain: bool) -> None:
-        """Follow `set`, which replaces the arguments where it has more than options."""
-        if "--" in arguments:
-            arguments = arguments[arguments.index("--") + 1 :]
-        elif not arguments or arguments[0].startswith(("-", "+")):
-            return
-        if is_certain:
-            self.give(arguments)
-        else:
-            self.lose_arguments()
-
     def shift(self, count: int | None) -> None:
-        """Take arguments away; where they are too few, or nobody knows how many, what is added is taken too."""
+        """Take arguments away; where there are too few, or nobody knows how many, what is added may not arrive."""
         if count is not None and count <= len(self.arguments):
             self.arguments = self.arguments[count:]
-        elif count is None or self.passes_rest:
+        else:
             self.lose_arguments()
 
     def lose_arguments(self) -> None:
@@ -171,19 +142,21 @@ class ShellVariables:
         self.arguments, self.passes_rest, self.has_lost_arguments = (), False, True
 
     def assign(self, word: Word, *, is_certain: bool = True) -> None:
-        """Set what an assignment sets; one that may not happen makes its name unsure."""
+        """Follow an assignment; one that may not happen makes its name unsure."""
         match = ASSIGNMENT.match(word.value)
         if match is None:
             return
         name, adds = match[0].rstrip("+=").partition("[")[0], match[0].endswith("+=")
         if not is_certain:
-            (self.extended if adds and self._is_known_list(name) else self.unsure).add(name)
+            is_known_list = name in self.values and name not in self.unsure
+            (self.extended if adds and is_known_list else self.unsure).add(name)
             return
         if "[" in match[0]:
             self.unsure.add(name)
             return
-        new, old = self._assigned(word, len(match[0])), self.values.get(name, [])
-        is_list = word.parts[-1].dynamic and word.parts[-1].value.startswith("(")
+        last, old = word.parts[-1], self.values.get(name, [])
+        is_list = last.dynamic and last.value.startswith("(")
+        new = self.words(last.value[1:-1]) if is_list else [self.joined(word)[len(match[0]) :]]
         if adds:
             new = [*old, *new] if is_list else ["".join([*old[:1], *new])]
         if sum(map(len, new)) > MAX_VALUE:
@@ -219,21 +192,11 @@ class ShellVariables:
         """Return the words of a text, as in the brackets of a list."""
         return [value for token in lex(text) if isinstance(token, Word) for value in self.expand(token)]
 
-    def _is_known_list(self, name: str) -> bool:
-        return name in self.values and name not in self.unsure
-
-    def _assigned(self, word: Word, start: int) -> list[str]:
-        last = word.parts[-1]
-        if last.dynamic and last.value.startswith("("):
-            return self.words(last.value[1:-1])
-        return [self.joined(word)[start:]]
-
     def _fields(self, parts: Sequence[Part], *, splits: bool = True) -> Iterator[str]:
         current: str | None = None
         is_bare = False
         for part in parts:
             pieces, breaks = self._pieces(part, splits=splits)
-            self.budget.take_expanded(sum(map(len, pieces)))
             is_bare |= breaks and not pieces
             for index, piece in enumerate(pieces):
                 if index and breaks:
@@ -271,13 +234,16 @@ class ShellVariables:
     def _lookup(self, name: str, index: str | None) -> list[str] | None:
         if name in ("@", "*"):
             return [*self.arguments, *([REST] if self.passes_rest else [])]
-        if name == "#" or is_digits(name):
+        if name == "#" or name.isdecimal():
             return self._argument(name)
         if name in self.unsure:
             return None
         if name in self.extended:
             self.used.add(name)
-        values = self._named(name)
+        values = self.values.get(name)
+        if values is None:
+            known = [self.environment[name]] if name in self.environment else []
+            values = None if self.is_open and not known else known
         if values is None or index in ("@", "*"):
             return values
         place = whole(index or "0")
@@ -290,13 +256,6 @@ class ShellVariables:
         if self.has_lost_arguments or not place:
             return None
         return [str(len(self.arguments))] if name == "#" else list(self.arguments[place - 1 : place])
-
-    def _named(self, name: str) -> list[str] | None:
-        if name in self.values:
-            return self.values[name]
-        if name in self.environment:
-            return [self.environment[name]]
-        return None if self.is_open else []
 
     def _modified(self, name: str, values: list[str] | None, rest: str) -> list[str] | None:
         if values is None or not rest:
@@ -318,28 +277,18 @@ class ShellVariables:
         return values
 
     def _default(self, text: str) -> list[str] | None:
-        if self._num_nested >= MAX_NESTED:
-            return None
-        self._num_nested += 1
         try:
-            tokens = lex(text)
+            return [" ".join(self.joined(token) for token in lex(text) if isinstance(token, Word))]
         except CommandError:
             return None
-        else:
-            return [" ".join(self.joined(token) for token in tokens if isinstance(token, Word))]
-        finally:
-            self._num_nested -= 1
 
     def _arithmetic(self, text: str) -> list[str] | None:
-        if len(text) > MAX_ARITHMETIC:
-            return None
         plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", text)
         try:
             number = self._number(ast.parse(plain.strip(), mode="eval").body)
         except (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
             return None
-        # Beyond, the numbers of a shell run over.
-        return [str(number)] if whole(str(abs(number))) is not None else None
+        return [str(number)]
 
     def _number(self, node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:

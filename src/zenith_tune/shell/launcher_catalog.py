@@ -11,21 +11,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """Describe a program that starts another one."""
+    """A program that starts another one."""
 
     subcommands: tuple[str, ...] = ()
     """The words that must follow its name, such as `launch`; with others it starts no training."""
     values: Mapping[str, int] = field(default_factory=dict)
-    """How many words follow each option that takes any."""
+    """Number of words that follow each option that takes any."""
     flags: frozenset[str] = frozenset()
     positionals: int = 0
-    """How many words stand before the program, such as the duration of `timeout`."""
+    """Number of words before the program, such as the duration of `timeout`."""
     starts_script: bool = False
     """Whether what follows is a script or module, rather than a whole command."""
     shell_text: str = ""
     """The option whose value is itself a shell text."""
-    text_options: tuple[str, ...] = ()
-    """The words that may stand in place of the program, each with a shell text behind it, such as flock's `-c`."""
 
 
 def _words(text: str) -> list[str]:
@@ -40,7 +38,6 @@ def _launcher(
     positionals: int = 0,
     starts_script: bool = False,
     shell_text: str = "",
-    text_options: str = "",
 ) -> Launcher:
     return Launcher(
         subcommands=tuple(_words(subcommands)),
@@ -49,7 +46,6 @@ def _launcher(
         positionals=positionals,
         starts_script=starts_script,
         shell_text=shell_text,
-        text_options=tuple(_words(text_options)),
     )
 
 
@@ -163,10 +159,10 @@ TRAINERS = frozenset(("megatron", "swift", "llamafactory-cli", "axolotl", "xtune
 OPAQUE = frozenset(
     _words("eval xargs parallel make gmake ninja ssh pdsh tmux screen su watch at batch torchx find script")
 )
-"""Programs that make up command lines of their own, or run on without the tuner."""
+"""Programs that build command lines of their own, or run on without the tuner."""
 
 STARTERS = frozenset(("torchrun", "deepspeed", "accelerate", "accelerate-launch", "srun")) | SHELLS
-"""Programs that are recognised behind a launcher that nobody knows."""
+"""Programs that are recognised behind an unknown launcher."""
 
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": _TORCHRUN,
@@ -207,7 +203,6 @@ LAUNCHERS: dict[str, Launcher] = {
         "w wait timeout E conflict-exit-code",
         "s shared x e exclusive n nb nonblock o close F no-fork u unlock verbose",
         positionals=1,
-        text_options="-c --command",
     ),
     "uv": _launcher(_UV_VALUES, _UV_FLAGS, subcommands="run"),
     "poetry": _launcher("C directory P project", "q quiet v vv vvv n no-interaction", subcommands="run"),

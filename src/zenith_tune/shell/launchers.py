@@ -1,4 +1,4 @@
-"""Where a program's own arguments begin, behind whatever launchers stand in front of it."""
+"""The place where a program's own arguments begin, behind whatever launchers stand in front of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
 from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.secret_names import shown_words
-from zenith_tune.units import is_digits
 
 BACKGROUND, LEAVE_OUT = "a training program must not run in the background", "leave the & out"
 HINT = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
@@ -23,7 +22,7 @@ _PYTHON_OPTION = re.compile(r"-[^cmXW]*(?:([cmXW])(.*))?", re.DOTALL)
 
 
 class Arguments(NamedTuple):
-    """Say that the program's own arguments begin at word `first`; the word before it names the program."""
+    """The place of the program's own arguments: they begin at word `first`, and the word before names the program."""
 
     first: int
     by_shell: bool = False
@@ -31,7 +30,7 @@ class Arguments(NamedTuple):
 
 
 class ShellText(NamedTuple):
-    """Say that the program is started by the shell text that a word holds, from `offset` of its value on."""
+    """The place of a shell text that starts the program: a word's value from `offset` on."""
 
     word: int
     offset: int = 0
@@ -83,7 +82,7 @@ def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
     if name is None:
         raise refusal("the training program must be written out", words[at].value)
     if name in OPAQUE:
-        raise refusal(f"{name} makes up command lines of its own", words[at].value)
+        raise refusal(f"{name} builds command lines of its own", words[at].value)
     if name in SHELLS:
         return _after_shell(words, at + 1)
     if PYTHON.fullmatch(name):
@@ -125,7 +124,11 @@ def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
         if letter == "c":
             return Arguments(at)
         if letter == "m":
-            return _after_module(attached or _value(words, at - 1), words, at)
+            module = attached or _value(words, at - 1)
+            if not module:
+                raise refusal("python -m must be followed by a module", _last_shown(words))
+            launcher = MODULES.get(module)
+            return _after_launcher(launcher, words, at) if launcher else Arguments(at)
     if at >= len(words) or words[at].value == "-":
         raise refusal(f"{name} must be given a script or a module, not read its program from its input", name)
     if not words[at].static and not words[at].value.endswith(_SCRIPTS):
@@ -142,14 +145,6 @@ def _last_shown(words: Sequence[Word]) -> str:
     return shown_words([word.value for word in words])[-1]
 
 
-def _after_module(module: str, words: Sequence[Word], at: int) -> Arguments | ShellText:
-    if not module:
-        raise refusal("python -m must be followed by a module", _last_shown(words))
-    if launcher := MODULES.get(module):
-        return _after_launcher(launcher, words, at)
-    return Arguments(at)
-
-
 def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Arguments | ShellText:
     start = _after_subcommands(launcher, words, at)
     if start is None:
@@ -158,11 +153,10 @@ def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Argum
         return text
     if any(word.value == ":" for word in words[start:]) and "np" in launcher.values:
         raise refusal("mpirun must start one program", ":")
-    program = _program(launcher, words, start)
-    if program - 1 >= start and _value(words, program - 1) in launcher.text_options:
-        if program >= len(words):
-            raise refusal("-c must be followed by a shell text", words[program - 1].value)
-        return ShellText(program)
+    after = _after_options(launcher, words, start)
+    program = _guess(words, start) if after is None else after + launcher.positionals
+    if launcher.positionals and _value(words, program).startswith("-"):  # as in `flock FILE -c TEXT`
+        raise refusal("a launcher must be followed by the program that it starts", words[program].value)
     while ASSIGNMENT.match(_value(words, program)):
         program += 1
     without_python = any(word.value in ("--no-python", "--no_python") for word in words[start:program])
@@ -171,19 +165,6 @@ def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Argum
     if program >= len(words):
         raise refusal("a launcher must be followed by the program that it starts", words[at - 1].value)
     return Arguments(program + 1, by_shell=bool(launcher.shell_text))
-
-
-def _program(launcher: Launcher, words: Sequence[Word], start: int) -> int:
-    """Return where the program that a launcher starts stands, or the shell text behind its `-c`."""
-    program = _after_options(launcher, words, start)
-    if program is not None:
-        program += launcher.positionals
-        return program + (_value(words, program) in launcher.text_options)
-    for index in range(start + 1, len(words)):
-        # A file that only the shell knows, as in `flock $LOCK -c ..`.
-        if words[index].value in launcher.text_options and not words[index - 1].is_static:
-            return index + 1
-    return _guess(words, start)
 
 
 def _after_subcommands(launcher: Launcher, words: Sequence[Word], at: int) -> int | None:
@@ -224,7 +205,7 @@ def _after_options(launcher: Launcher, words: Sequence[Word], at: int) -> int | 
 
 def _words_taken(launcher: Launcher, option: str) -> int | None:
     name, equals, _ = option.lstrip("-").replace("_", "-").partition("=")
-    if equals or name in launcher.flags or is_digits(name):
+    if equals or name in launcher.flags or name.isdecimal():
         return 1
     if name in launcher.values:
         return 1 + launcher.values[name]
@@ -240,7 +221,7 @@ def _words_taken(launcher: Launcher, option: str) -> int | None:
 
 
 def _guess(words: Sequence[Word], at: int) -> int:
-    """Return the first word that looks like a script or an interpreter, past options that nobody knows."""
+    """Return the first word that looks like a script or an interpreter, past unknown options."""
     for index in range(at, len(words)):
         name = program_name(words[index]) or ""
         if PYTHON.fullmatch(name) or name in STARTERS or words[index].value.endswith(_SCRIPTS):

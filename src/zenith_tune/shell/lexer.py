@@ -7,13 +7,12 @@ from enum import Enum
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
-from zenith_tune.units import is_digits
 
 # The tokens are named tuples: a command is read in tens of microseconds, and frozen dataclasses would double that.
 
 
 class Quote(Enum):
-    """Say what surrounds a part of a word."""
+    """The quotes around a part of a word."""
 
     NONE = "none"
     SINGLE = "'"
@@ -22,7 +21,7 @@ class Quote(Enum):
 
 
 class Part(NamedTuple):
-    """Hold a stretch of a word: its source span, and what the shell makes of it.
+    """A stretch of a word: its source span, and what the shell makes of it.
 
     A value is as long as its span, character for character, or it is the one character of an escape, or nothing.
     """
@@ -36,7 +35,7 @@ class Part(NamedTuple):
 
 
 class Word(NamedTuple):
-    """Hold a word: its span with quotes, its value without, and how much of that value is known before it runs."""
+    """A word: its span with quotes, its value without, and how much of that value is known before it runs."""
 
     start: int
     end: int
@@ -51,7 +50,7 @@ class Word(NamedTuple):
 
 
 class Redirection(NamedTuple):
-    """Hold a redirection with the word it points at, such as `2>&1` or `> log`."""
+    """A redirection with the word it points at, such as `2>&1` or `> log`."""
 
     start: int
     end: int
@@ -60,7 +59,7 @@ class Redirection(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """Hold a control operator, a newline, or a comment (as `#`)."""
+    """A control operator, a newline, or a comment (as `#`)."""
 
     start: int
     end: int
@@ -100,12 +99,13 @@ def lex(text: str) -> list[Token]:
 
 
 class _Lexer:
-    """Read a text from left to right."""
+    """A reading of a text from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.heredocs: list[tuple[str, bool]] = []
+        self.heredocs: list[tuple[str, str]] = []
+        """Delimiters of bodies that begin on the next line, each with the pattern of the tabs before it."""
 
     def tokens(self) -> list[Token]:
         found: list[Token] = []
@@ -122,7 +122,7 @@ class _Lexer:
             return None
         if word := _PLAIN_WORD.match(text, start):
             # Digits that touch a redirection are its file descriptor, not a word.
-            if text[word.end() : word.end() + 1] not in ("<", ">") or not is_digits(word.group()):
+            if text[word.end() : word.end() + 1] not in ("<", ">") or not word.group().isdecimal():
                 return self._plain_word(word)
         elif comment := _COMMENT.match(text, start):
             self.at = comment.end()
@@ -140,14 +140,11 @@ class _Lexer:
     def _operator(self, match: re.Match[str]) -> Operator:
         self.at = match.end()
         if match.group() == "\n":
-            while self.heredocs:
-                self._skip_heredoc(*self.heredocs.pop(0))
+            for delimiter, tabs in self.heredocs:
+                end = re.compile(rf"^{tabs}{re.escape(delimiter)}$\n?", re.MULTILINE).search(self.text, self.at)
+                self.at = end.end() if end else len(self.text)
+            self.heredocs.clear()
         return Operator(match.start(), match.end(), match.group())
-
-    def _skip_heredoc(self, delimiter: str, strips_tabs: bool) -> None:
-        tabs = r"\t*" if strips_tabs else ""
-        end = re.compile(rf"^{tabs}{re.escape(delimiter)}$\n?", re.MULTILINE).search(self.text, self.at)
-        self.at = end.end() if end else len(self.text)
 
     def _redirection(self, match: re.Match[str]) -> Redirection:
         self.at, operator = match.end(), match.group(1)
@@ -156,7 +153,7 @@ class _Lexer:
         if not isinstance(target, Word):
             raise CommandError(f"a redirection needs a file, but {match.group()!r} in the training command has none")
         if operator in ("<<", "<<-"):
-            self.heredocs.append((target.value, operator == "<<-"))
+            self.heredocs.append((target.value, r"\t*" if operator == "<<-" else ""))
         return Redirection(match.start(), target.end, operator, target)
 
     def _word(self) -> Word:
@@ -220,18 +217,13 @@ class _Lexer:
                 self._add(parts, Quote.DOUBLE, False, match.end())
             elif self.at + 1 >= len(text):
                 raise self._unclosed(opening)
-            elif text[self.at] == "\\":
-                self._read_double_escape(parts)
-            else:
+            elif text[self.at] != "\\":
                 self._read_dollar(Quote.DOUBLE, parts)
+            elif (escaped := text[self.at + 1]) in '$`"\\\n':
+                self._add(parts, Quote.DOUBLE, False, self.at + 2, escaped.strip("\n"))
+            else:
+                self._add(parts, Quote.DOUBLE, False, self.at + 1)
         self.at += 1
-
-    def _read_double_escape(self, parts: list[Part]) -> None:
-        escaped = self.text[self.at + 1]
-        if escaped in '$`"\\\n':
-            self._add(parts, Quote.DOUBLE, False, self.at + 2, escaped.strip("\n"))
-        else:
-            self._add(parts, Quote.DOUBLE, False, self.at + 1)
 
     def _read_escape(self, parts: list[Part]) -> None:
         if self.at + 1 >= len(self.text):
@@ -309,7 +301,7 @@ class _Lexer:
         return at + 1
 
     def _unclosed(self, at: int) -> CommandError:
-        # The option or variable in front of the quote tells where it is; any other word might be a secret.
+        # The option or variable in front of the quote shows where it is; any other word might be a secret.
         match = _NAME_BEFORE.search(self.text, max(0, at - 100), at)
         before = " ".join(f"{match[0] if match else ''}{self.text[at]}".split())
         problem = "every quote and bracket of the training command must be closed"
@@ -319,7 +311,7 @@ class _Lexer:
 def _ansi_value(escape: str) -> str | None:
     """Return the character of an escape in `$'..'`, or None for a byte or control that is left to the shell."""
     if escape[0] in "xuU01234567":
-        code = int(escape, 8) if is_digits(escape[0]) else int(escape[1:] or "0", 16)
+        code = int(escape, 8) if escape[0].isdecimal() else int(escape[1:] or "0", 16)
         is_letter = escape[0] in "uU" or code < 0x80
         return chr(code) if is_letter and 0 < code < 0x110000 and len(escape) > (escape[0] in "xuU") else None
     if escape[0] == "c":
@@ -346,7 +338,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 KEYWORDS = _names("! { } time")
-"""What may stand in front of a command and leave it a simple one."""
+"""Words that may stand in front of a command and leave it a simple one."""
 
 CONTROL_FLOW = _names("for while until if then elif else fi do done case esac select function coproc")
 
@@ -359,7 +351,7 @@ BUILTINS = CONTROL_FLOW | _names(
     shift shopt source suspend test times trap type typeset ulimit umask unalias unset wait
     """
 )
-"""What only a shell can run."""
+"""Programs that only a shell can run."""
 
 TRIVIAL = FOLDER_CHANGES | _names(
     """
@@ -369,7 +361,7 @@ TRIVIAL = FOLDER_CHANGES | _names(
     type typeset ulimit umask uname uniq unset unzip wait wc wget which whoami
     """
 )
-"""What prepares, cleans up or shows, and is passed over in search of the program that trains."""
+"""Programs that prepare, clean up or show something, and never train."""
 
 TRIVIAL_ALONE = _names("conda mamba micromamba exec env time command")
-"""What is trivial only without arguments, such as an `exec` that redirects the rest of the script."""
+"""Programs that are trivial only without arguments, such as an `exec` that redirects the rest of the script."""

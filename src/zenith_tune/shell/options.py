@@ -14,19 +14,19 @@ _NEGATIVE_NUMBER = re.compile(r"-\.?[0-9]")
 
 
 class OptionWord(NamedTuple):
-    """Hold one occurrence of an option and the word that may be its value."""
+    """One occurrence of an option and the word that may be its value."""
 
     name: str
-    """In canonical spelling: two dashes, then hyphens."""
+    """The canonical spelling: two dashes, then hyphens."""
     word: Word
     equals: int
-    """Where in the word's value the equals sign stands, or -1."""
+    """The place of the equals sign in the word's value, or -1."""
     value: Word | None
     """The next word, unless that is an option itself."""
 
 
 class Spelling(NamedTuple):
-    """Say how a program's options are written, so that added ones look like those that are there."""
+    """The way a program's options are written, so that added ones look like those that are there."""
 
     underscores: bool
     equals: bool
@@ -95,7 +95,7 @@ _ACTIVE_IN_ANSI = re.compile(r"([\\'])")
 
 
 class Splice(NamedTuple):
-    """Put `text` in place of what stands from `start` to `end`."""
+    """A text that replaces what stands from `start` to `end`."""
 
     start: int
     end: int

@@ -29,7 +29,7 @@ from zenith_tune.shell.rank_launcher import RankLauncher, StartedProgram
 from zenith_tune.shell.target import SimpleCommand, Target, find_target, simple_commands, splices_through
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Value
-from zenith_tune.units import is_digits, whole
+from zenith_tune.units import whole
 
 _EMPTY = "the training command is empty: give it after --"
 _PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
@@ -53,9 +53,9 @@ def plain_value(value: Value) -> str:
 
 
 class ParsedCommand:
-    """Hold what a shell command says, and return edited copies; nothing of the command is ever run.
+    """A shell command, which is edited in copies; nothing of it is ever run.
 
-    What is read of a text is read once: `of` returns the same value for the same text.
+    A text is read once: `of` returns the same value for the same text.
 
     >>> print(ParsedCommand.of("torchrun --nproc-per-node 8 train.py --lr=1 > log").set({"--seed": 2, "--lr": 3}))
     torchrun --nproc-per-node 8 train.py --lr=3 --seed=2 > log
@@ -70,7 +70,7 @@ class ParsedCommand:
     @staticmethod
     @lru_cache(maxsize=256)
     def of(text: str) -> ParsedCommand:
-        """Return what a command says."""
+        """Return the command of a text."""
         return ParsedCommand(text)
 
     @classmethod
@@ -81,7 +81,9 @@ class ParsedCommand:
         if len(tokens) == 1 and not _names_a_file(tokens[0]):
             return cls.of(tokens[0])
         num_assignments = next((i for i, token in enumerate(tokens) if not ASSIGNMENT.match(token)), len(tokens))
-        assignments = [_quoted_assignment(token) for token in tokens[:num_assignments]]
+        # Of an assignment only the value is quoted: with its name in quotes, the shell would take it for a program.
+        pairs = (token.partition("=") for token in tokens[:num_assignments])
+        assignments = [f"{name}={_quoted(value) if value else ''}" for name, _, value in pairs]
         return cls.of(" ".join([*assignments, *map(_quoted, tokens[num_assignments:])]))
 
     @property
@@ -326,7 +328,7 @@ def _within(text: str, word: Word, start: int, value: str) -> list[Splice]:
     if not value and not start:
         return [Splice(word.start, word.end, "''")]
     splices = splices_in_source(word, [Splice(start, len(word.value), value)])
-    return [*splices, Splice(word.end, word.end, _guard(text, word.end))] if is_digits(value) else splices
+    return [*splices, Splice(word.end, word.end, _guard(text, word.end))] if value.isdecimal() else splices
 
 
 def _guard(text: str, at: int) -> str:
@@ -343,12 +345,6 @@ def _quoted(token: str) -> str:
     return token if _PLAIN_WORD.fullmatch(token) else shlex.quote(token)
 
 
-def _quoted_assignment(token: str) -> str:
-    """Quote the value only: with its name in quotes, the shell would take an assignment for a program."""
-    name, _, value = token.partition("=")
-    return f"{name}={_quoted(value) if value else ''}"
-
-
 def _names_a_file(token: str) -> bool:
     try:
         return Path(token).is_file() or shutil.which(token) is not None
@@ -358,11 +354,16 @@ def _names_a_file(token: str) -> bool:
 
 def _passes_arguments_on(script: Word, changes_folder: bool) -> bool:
     """Tell whether a shell script mentions its arguments; yes where it cannot be read."""
-    path = Path(script.value)
-    if not script.is_static or (changes_folder and not path.is_absolute()):
+    if not script.is_static or (changes_folder and not Path(script.value).is_absolute()):
         return True
+    text = script_text(script.value)
+    return not text or _PASSES_ARGUMENTS.search(text) is not None
+
+
+def script_text(path: str) -> str:
+    """Return the beginning of a script's text, empty where it cannot be read."""
     try:
         with open_regular(Path(os.path.realpath(path))) as file:
-            return _PASSES_ARGUMENTS.search(file.read(_SCRIPT_READ_BYTES).decode(errors="replace")) is not None
+            return file.read(_SCRIPT_READ_BYTES).decode(errors="replace")
     except (OSError, ValueError):
-        return True
+        return ""

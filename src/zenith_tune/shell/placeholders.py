@@ -41,7 +41,7 @@ def misspelt_placeholder(text: str, known: Collection[str]) -> tuple[str, str] |
 
 
 def unknown_placeholder(text: str, known: Collection[str]) -> str | None:
-    """Return the first name in braces that nobody fills, in a command that has placeholders.
+    """Return the first unknown name in braces, in a command that has placeholders.
 
     What stands in quotes without any placeholder is another program's: `awk '{print}'`, or a format of its own.
 

@@ -23,19 +23,19 @@ _PROGRAMS = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED, "accelerate-launch": 
 
 
 class LauncherOption(NamedTuple):
-    """Hold one option of the launcher."""
+    """One option of the launcher."""
 
     name: str
-    """With hyphens, and the dashes that it has."""
+    """Name with hyphens, behind the dashes that it has."""
     value: str | None
-    """None of a switch."""
+    """Value; None for a switch."""
     is_static: bool
     """Whether its value is written out, rather than for the shell to find."""
     words: tuple[Word, ...]
 
 
 class StartedProgram:
-    """Set variables for a program inside a command: a launcher, or what runs without one.
+    """A program inside a command for which variables are set: a launcher, or what runs without one.
 
     >>> from zenith_tune.shell import ParsedCommand
     >>> ParsedCommand.of("srun python train.py").started.with_path("PYTHONPATH", "lib")
@@ -87,7 +87,7 @@ class StartedProgram:
 
 
 class RankLauncher(StartedProgram):
-    """Read and set the options of the launcher, which stand in front of the script; the script's own are left alone.
+    """The launcher and its options, which stand in front of the script; the script's own are left alone.
 
     >>> from zenith_tune.shell import ParsedCommand
     >>> launcher = ParsedCommand.of("srun torchrun --nproc_per_node 8 train.py --master-port 1").launcher
@@ -114,7 +114,8 @@ class RankLauncher(StartedProgram):
             if kind is None or (has_subcommand and [each.value for each in words[index + 1 : index + 2]] != ["launch"]):
                 continue
             assert target is not None
-            start = _interpreter(words, index) if is_module else index
+            pythons = [at for at in range(index) if PYTHON.fullmatch(program_name(words[at]) or "")]
+            start = (pythons[-1] if pythons else index - 2) if is_module else index
             return cls(command, target, kind, start, index + 1 + has_subcommand)
         return None
 
@@ -165,12 +166,6 @@ def _options(words: Sequence[Word], flags: frozenset[str]) -> Iterator[LauncherO
         else:
             at += 1
             yield LauncherOption(name, follow[0].value, follow[0].is_static, (word, *follow))
-
-
-def _interpreter(words: Sequence[Word], at: int) -> int:
-    """Return where the Python stands that runs the module at a word."""
-    pythons = [index for index in range(at) if PYTHON.fullmatch(program_name(words[index]) or "")]
-    return pythons[-1] if pythons else at - 2
 
 
 def _option_name(name: str) -> str:

@@ -32,25 +32,25 @@ from zenith_tune.study.files import open_regular
 from zenith_tune.units import whole
 
 IsProgram = Callable[[Sequence[str], int], bool]
-"""Tells whether the word at a place among others is the program that is looked for."""
+"""A test whether the word at a place among others is the program that is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRun:
-    """Hold one run of the program, its variables put in."""
+    """One run of the program, with its variables filled in."""
 
     launcher: tuple[str, ...]
     """The words in front of the program, such as torchrun and its options."""
     program: str
     arguments: tuple[str, ...]
     added_at: int | None = None
-    """Where among the arguments those arrive that are added to the command; None where they do not."""
+    """The place among the arguments at which those added to the command arrive; None where they do not."""
     script: str = ""
     """The shell script that runs it; empty where the command itself does."""
     variables: Mapping[str, str]
-    """What is set in front of it."""
+    """Variables that are set by then, by name."""
     folder: Path | None = None
-    """Where it runs, seen from here; None where only a shell knows."""
+    """The folder in which it runs, relative to this one; None where only a shell knows."""
     extended: tuple[str, ...] = ()
     """Lists that a condition which cannot be followed may have made longer."""
     is_guarded: bool = False
@@ -66,7 +66,7 @@ DECLARES = ("export", "declare", "local", "readonly", "typeset")
 
 
 class _Group(NamedTuple):
-    """Hold what is to be restored behind a bracket; in arithmetic nothing is."""
+    """The state to restore behind a bracket; in arithmetic nothing changes."""
 
     variables: ShellVariables
     folder: Path | None
@@ -75,15 +75,15 @@ class _Group(NamedTuple):
 
 
 class ScriptReading(NamedTuple):
-    """Hold what a command was found to run."""
+    """The program runs that a command leads to."""
 
     runs: Sequence[ProgramRun]
     unread: str
-    """Why part of what it leads to was not read; empty where all was."""
+    """The reason why part of it was not read; empty where all was."""
 
 
 def find_runs(command: str, is_program: IsProgram, environment: Mapping[str, str] | None = None) -> ScriptReading:
-    """Go through a command and its scripts as far as they can be read; what was found by then stays found.
+    """Follow a command and its scripts as far as they can be read; what was found by then stays found.
 
     >>> reading = find_runs("LR=2; python train.py --lr $LR", lambda words, at: words[at] == "train.py")
     >>> reading.runs[0].launcher, reading.runs[0].arguments
@@ -101,7 +101,7 @@ def find_runs(command: str, is_program: IsProgram, environment: Mapping[str, str
 
 
 class _Walk:
-    """Go through a shell text from its beginning to its end."""
+    """A reading of a shell text from its beginning to its end."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class _Walk:
             self.variables.assign(word, is_certain=state == RUN and not {"i", "n"} & set(options))
 
     def _call(self, body: Sequence[SimpleCommand], words: list[Word], settings: Sequence[Word], state: str) -> None:
-        """Go through a function with the arguments of its call; what is local to it ends with it."""
+        """Follow a function with the arguments of its call; what is local to it ends with it."""
         variables, outside = self.variables, self.variables.copy()
         given = self._expanded(words[1:])
         inner = self._nested(variables, self._script, state)
@@ -272,7 +272,7 @@ class _Walk:
         self._end(inner)
 
     def _end(self, inner: _Walk) -> None:
-        """Go on behind what ran in this very shell, unless it has left it."""
+        """Continue behind what ran in this very shell, unless it has left it."""
         self.exits |= inner.exits
         self._is_over |= inner.exits
 
@@ -283,8 +283,10 @@ class _Walk:
             self.exits |= is_certain and name == "exit" and not self._groups
         elif name == "shift":
             variables.shift(whole(arguments[0] if arguments else "1") if is_certain else None)
-        elif name == "set":
-            variables.set(arguments, is_certain=is_certain)
+        elif name == "set" and "--" in arguments and is_certain:
+            variables.give(arguments[arguments.index("--") + 1 :])
+        elif name == "set" and "--" in arguments:
+            variables.lose_arguments()
         elif name == "unset" and is_certain:
             for each in arguments:
                 variables.forget(each)
@@ -305,7 +307,7 @@ class _Walk:
         self._end(inner)
 
     def _start(self, words: list[Word], settings: Sequence[Word], state: str) -> None:
-        """Note a run of the program, or go through a shell script."""
+        """Note a run of the program, or follow a shell script."""
         expanded = self._expanded(words)
         child = self.variables.child(())
         for word in (*settings, *set_by_env(words)):
@@ -320,9 +322,8 @@ class _Walk:
             return
         if isinstance(place, ShellText):
             child.arguments, child.passes_rest = self.variables.arguments, self.variables.passes_rest
-            inner = self._elsewhere(child, self._script, state)
-            inner.functions = dict(self.functions)  # which `export -f` hands on
-            inner.read(self.variables.joined(words[place.word])[place.offset :])
+            text = self.variables.joined(words[place.word])[place.offset :]
+            self._elsewhere(child, self._script, state).read(text)
         elif place.by_shell and (file := "".join(self.variables.expand(words[place.first - 1]))):
             given = self._expanded(words[place.first :])
             child = child.child([*given, *([] if self._script else [REST])])

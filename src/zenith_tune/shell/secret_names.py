@@ -1,28 +1,19 @@
-"""Which names and shapes tell of a secret, and which names only speak of language models."""
+"""Which names and shapes mark a secret, and which names only belong to the vocabulary of language models."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from enum import Enum
 
 MASK = "***"
 MIN_SECRET_CHARS = 3
-
-
-class Secrecy(Enum):
-    """Say what a name tells about its value."""
-
-    SECRET = "secret"
-    OPEN = "open"
-    UNSURE = "unsure"
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SECRET = ("secret", "secrets", "password", "passwd", "passphrase", "passcode", "credential", "credentials")
+_PASSWORDS = ("secret", "secrets", "password", "passwd", "passphrase", "passcode", "credential", "credentials")
 _OF_SERVICES = _names(
     """
     access account admin anthropic api app auth aws azure bearer bitbucket clearml client cohere comet dashscope deploy
@@ -56,14 +47,47 @@ _NOT_PASSWORDS = {
     "pass": _names("backward bwd by dry eval first forward full fwd multi n num one per second single total train two"),
     "pwd": _names("apptainer container init singularity"),
 }
-_VALUES = _names("str string val value")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
+# An `access_key_id` is as secret as the key.
+_SPELT_OUT = re.compile(r"(?:.*_)?(?:secret_id|key_id|(?:key|token)_(?:str|string|val|value))")
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
+
+
+def marks_secret(name: str, value: str = "") -> bool:
+    """Tell from the name of an option or variable whether its value is a secret; a doubtful name needs a random value.
+
+    >>> [marks_secret(name) for name in ("--hf-token", "WANDB_API_KEY", "--pad-token-id", "--tokenizer-model")]
+    [True, True, False, False]
+    """
+    words = [word for word in re.split(r"[^a-z0-9]+", _HUMP.sub("_", name).lower()) if word]
+    of_service = not _OF_SERVICES.isdisjoint(words)
+    if _SPELT_OUT.fullmatch("_".join(words)) and (of_service or words[-2] == "secret"):
+        return True
+    if not words or words[-1] in _ABOUT or name == "PWD":
+        return False
+    if any(word.endswith(_PASSWORDS) for word in words):
+        return True
+    if _SHORT.fullmatch(words[-1]):
+        return _NOT_PASSWORDS.get(words[-1], frozenset()).isdisjoint(words)
+    tail = _TAIL.fullmatch(words[-1])
+    if tail is None:
+        return not {"token", "key"}.isdisjoint(words) and _RANDOM.fullmatch(value) is not None
+    qualifiers = {*words[:-1], tail[1]} - {""}
+    if not qualifiers.isdisjoint(_OF_SERVICES):
+        return True
+    if tail[3] or not qualifiers.isdisjoint(_OF_MODELS):
+        return False
+    # Variables are written in capitals; one that is called a token or key is taken at its word.
+    is_plain = name.endswith(("TOKEN", "KEY")) or (tail[2] == "token" and not qualifiers)
+    return is_plain or _RANDOM.fullmatch(value) is not None
+
 
 WELL_KNOWN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
 )
+"""Tokens that are known by their beginning, wherever they stand."""
 _IN_CONTEXT = re.compile(
     r"://[^/\s:@'\"]*:([^@/\s'\"]+)@"
     r"|://([^/\s:@'\"]{16,})@"
@@ -76,48 +100,6 @@ _IN_CONTEXT = re.compile(
     r"|[?&](?i:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token))=([^&\s'\"]{3,})"
 )
 _PLACEHOLDER = re.compile(r"\{\w+\}")
-_OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
-# What follows an equals sign, a header's colon, a default of the shell, or an option within the same word.
-_GIVEN = re.compile(r"(=|:\s|:[-+?]|(?:^|[\s(`])--?[A-Za-z][\w.-]*\s)\s*\S.{2,}", re.DOTALL)
-_TOUCHING = re.compile(r"\A(-[A-Za-z]).{3,}", re.DOTALL)
-
-
-def secrecy_of(name: str) -> Secrecy:
-    """Tell from an option's or variable's name whether its value is a secret.
-
-    >>> [secrecy_of(name).value for name in ("--hf-token", "WANDB_API_KEY", "--pad-token-id", "--tokenizer-model")]
-    ['secret', 'secret', 'open', 'open']
-    """
-    apart = _HUMP.sub("_", name)
-    words = [word for word in re.split(r"[^a-z0-9]+", apart.lower()) if word]
-    if _is_spelt_out(words):
-        return Secrecy.SECRET
-    if not words or words[-1] in _ABOUT or name == "PWD":
-        return Secrecy.OPEN
-    if any(word.endswith(_SECRET) for word in words):
-        return Secrecy.SECRET
-    if _SHORT.fullmatch(words[-1]):
-        return Secrecy.OPEN if _NOT_PASSWORDS.get(words[-1], frozenset()).intersection(words) else Secrecy.SECRET
-    tail = _TAIL.fullmatch(words[-1])
-    if tail is None:
-        return Secrecy.UNSURE if {"token", "key"}.intersection(words) else Secrecy.OPEN
-    return _of_tail([*words[:-1], *filter(None, [tail[1]])], tail[2], is_plural=bool(tail[3]))
-
-
-def _of_tail(qualifiers: list[str], kind: str, is_plural: bool) -> Secrecy:
-    if _OF_SERVICES.intersection(qualifiers):
-        return Secrecy.SECRET
-    if is_plural or _OF_MODELS.intersection(qualifiers):
-        return Secrecy.OPEN
-    return Secrecy.SECRET if kind == "token" and not qualifiers else Secrecy.UNSURE
-
-
-def _is_spelt_out(words: list[str]) -> bool:
-    """Tell whether a secret's name continues with `id` or `value`: an `access_key_id` is as secret as the key."""
-    if words[-2:] == ["secret", "id"]:
-        return True
-    is_key = words[-2:] == ["key", "id"] or (words[-2:-1] in (["key"], ["token"]) and words[-1] in _VALUES)
-    return is_key and bool(_OF_SERVICES.intersection(words))
 
 
 def shaped_secrets(text: str) -> Iterator[str]:
@@ -137,6 +119,12 @@ def shaped_secrets(text: str) -> Iterator[str]:
 def is_placeholder(text: str) -> bool:
     """Tell whether a text is a placeholder such as `{token}`."""
     return _PLACEHOLDER.fullmatch(text) is not None
+
+
+_OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
+# What follows an equals sign, a header's colon, a default of the shell, or an option within the same word.
+_GIVEN = re.compile(r"(=|:\s|:[-+?]|(?:^|[\s(`])--?[A-Za-z][\w.-]*\s)\s*\S.{2,}", re.DOTALL)
+_TOUCHING = re.compile(r"\A(-[A-Za-z]).{3,}", re.DOTALL)
 
 
 def shown_words(words: Sequence[str]) -> list[str]:

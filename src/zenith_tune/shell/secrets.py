@@ -6,12 +6,10 @@ import errno
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote, quote_plus
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Operator, Quote, Redirection, Word
@@ -20,50 +18,17 @@ from zenith_tune.shell.secret_names import (
     MASK,
     MIN_SECRET_CHARS,
     WELL_KNOWN,
-    Secrecy,
     is_placeholder,
-    secrecy_of,
+    marks_secret,
     shaped_secrets,
 )
 from zenith_tune.study.files import open_regular
-from zenith_tune.units import is_digits
 
 __all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file", "secrets_of_environment"]
 
 _SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
-_PAIR = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=")
-_NAMED = re.compile(r"(?:--?|[+~]{0,2})([A-Za-z_][\w.-]*)=")
-# One of several settings in a word: `ALL,HF_TOKEN=x`, `Server=h;Password=x`, `{api_key: x}`, `--env=HF_TOKEN=x`.
-_SETTING = re.compile(r"(?:[,;{=]|^-[A-Za-z])\s*([A-Za-z_][\w.-]*)(?:=|:\s*(?!/))([^,;{}\s]+)")
-_ASSIGNERS = frozenset(("-genv", "-env", "--setenv", "setenv"))
-"""What is followed by the name of a variable, and then by its value."""
-_ACCOUNT = re.compile(r"(?:-u|-U|--user|--proxy-user)=?(.*)", re.DOTALL)
-_TAKES_PASSWORD = re.compile(r"sshpass|mysql\w*|mariadb\w*|login")
-"""Whose option -p is a password."""
-_NEAR = 4
-"""How many words before an option may name the program that it is for."""
-_DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}]*)\}")
-# As in JSON, and in Python: `os.environ['HF_TOKEN'] = 'x'`, `login(token='x')`.
-_QUOTED_PAIR = re.compile(r"""(?<![\w.-])([A-Za-z_][\w.-]*)(?:\\?["']\]?)?\s*[:=]\s*\\?["']([^"'\\]+)""")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_QUERY = re.compile(r"[?&]([A-Za-z_][\w.-]*)=([^&\s'\"]+)")
-_HEADER = re.compile(r"([A-Za-z][\w-]*):\s*(\S+)")
-_LOOSE = re.compile(r"""(?:--([\w.-]+)(?:=|\s+)|([A-Za-z_][\w.-]*)["']?\s*[:=]\s*)("[^"]*"|'[^']*'|[^\s"',;&|)}\]]+)""")
-_NOT_A_SECRET = frozenset(("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"))
-_KINDS_OF_AUTH = frozenset(("basic", "bearer", "digest", "kerberos", "ldap", "oauth", "oauth2", "token"))
-_USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
-_FOLDER = re.compile(r"[/~.].*")
-_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
-_MIN_LITERAL_CHARS = 6
 _INHERITED = re.compile(r"(?![/~.])(?=.*[0-9])(?=.*[A-Za-z])\S{8,}")
 """No path and no plain word: those stand in commands and logs for other reasons, too."""
-_CHUNK_BYTES = 1 << 20
-_LONGEST_TOKEN = 4096
-"""Of a longer token the rest may stay where a file is read in pieces."""
-_NO_REGULAR_FILE = frozenset(
-    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV)
-)
 
 
 def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -72,13 +37,12 @@ def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
     >>> mask_environment({"HF_TOKEN": "abc", "HOME": "/root"})
     {'HF_TOKEN': '***', 'HOME': '/root'}
     """
-    return {name: _masked_variable(name, value) for name, value in env.items()}
-
-
-def _masked_variable(name: str, value: str) -> str:
-    if _SECRET_VARIABLE.search(name) or secrecy_of(name) is Secrecy.SECRET:
-        return MASK
-    return mask(value, [*_if_secret(name, [value]), *find_secrets(value)])
+    return {
+        name: MASK
+        if _SECRET_VARIABLE.search(name) or marks_secret(name)
+        else mask(value, [*_if_secret(name, [value]), *find_secrets(value)])
+        for name, value in env.items()
+    }
 
 
 def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
@@ -87,10 +51,8 @@ def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
     >>> secrets_of_environment({"HF_TOKEN": "a1b2c3d4", "DB_PASSWORD": "password", "SSH_KEY": "~/.ssh/id1"})
     ['a1b2c3d4']
     """
-    found = (
-        secret for name, value in env.items() if _INHERITED.fullmatch(value) for secret in _if_secret(name, [value])
-    )
-    return list(dict.fromkeys(found))
+    inherited = ((name, value) for name, value in env.items() if _INHERITED.fullmatch(value))
+    return list(dict.fromkeys(secret for name, value in inherited for secret in _if_secret(name, [value])))
 
 
 def find_secrets(command_text: str) -> list[str]:
@@ -99,19 +61,41 @@ def find_secrets(command_text: str) -> list[str]:
     >>> find_secrets("WANDB_API_KEY=abc123 python train.py --hub_token=xyz789 --eos-token '</s>'")
     ['abc123', 'xyz789']
     """
-    return list(dict.fromkeys([*_in_shell_text(command_text), *_by_shape(command_text)]))
+    return list(dict.fromkeys([*_in_shell_text(command_text), *shaped_secrets(command_text)]))
 
 
-def _by_shape(text: str) -> Iterator[str]:
-    """Yield what looks like a secret wherever it stands."""
-    yield from shaped_secrets(text)
-    for pattern in (_DEFAULT, _QUOTED_PAIR, _QUERY):
-        for match in pattern.finditer(text):
-            yield from _if_secret(match[1], [match[2]])
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
+_NAMED = re.compile(r"(?:--?|[+~]{0,2})([A-Za-z_][\w.-]*)=")
+_ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=")
+# Name and value within a word or a line: `ALL,HF_TOKEN=x`, `{api_key: x}`, `?key=x&`, `os.environ['HF_TOKEN'] = 'x'`,
+# `login(token='x')`, `"api_key": "x"`, `${HF_TOKEN:-x}`, and -eHF_TOKEN=x.
+_PAIR = re.compile(
+    r"""(?:(?<![\w.-])|^-[A-Za-z]|--)([A-Za-z_][\w.-]*)(?:["']\]?)?\s*(?::[-=]|[:=](?!//))\s*"""
+    # Only looked at, because it may be a pair itself: `--env=HF_TOKEN=x`.
+    r"""(?="([^"]+)"|'([^']+)'|([^\s"',;{}](?:[^\s,;{}]*[^\s"'\\,;&|(){}])?))"""
+)
+_HEADER = re.compile(r"([A-Za-z][\w-]*):\s*(.+)", re.DOTALL)
+_LOOSE_OPTION = re.compile(r"""--([\w.-]+)\s+["']?([^\s"']+)""")
+_ASSIGNERS = frozenset(("-genv", "-env", "--setenv", "setenv"))
+"""Options that are followed by the name of a variable, and then by its value."""
+_ACCOUNT = re.compile(r"(?:-u|-U|--user|--proxy-user)=?(.*)", re.DOTALL)
+_TAKES_PASSWORD = re.compile(r"sshpass|mysql\w*|mariadb\w*|login")
+"""Programs whose option -p is a password."""
+_NEAR = 4
+"""How many words before an option may name the program that it is for."""
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_NOT_A_SECRET = frozenset(
+    (
+        *("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"),
+        *("basic", "bearer", "digest", "kerberos", "ldap", "oauth", "oauth2", "token"),
+    )
+)
+_USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
+_MIN_LITERAL_CHARS = 6
 
 
 def _in_shell_text(text: str) -> Iterator[str]:
-    """Yield the values of options and assignments whose names tell, also in shell texts within words."""
+    """Yield the values of options and assignments with secret names, also in shell texts within words."""
     try:
         tokens = ParsedCommand.of(text).tokens
     except (CommandError, RecursionError):
@@ -122,89 +106,84 @@ def _in_shell_text(text: str) -> Iterator[str]:
         following = words[index + 1] if index + 1 < len(words) else None
         for secret in _in_word(words[max(0, index - _NEAR) : index], word, following):
             yield secret
-            yield from _as_written(secret, text, (word, following))
+            # As in `Zq8"vT2"` or `Zq\8`, which is no form of the value.
+            for each in filter(None, (word, following)):
+                if secret in each.value and secret not in (raw := text[each.start : each.end]):
+                    yield raw[raw.find("=") + 1 :] if each.value != secret else raw
     yield from _in_variables(words)
+    end = 0
     for token in tokens:
         if isinstance(token, Redirection):  # a here-string
             yield from _in_word((), token.target, None)
-    end = 0
-    for token in tokens:
         # Between the tokens there are blanks, or the body of a here-document.
         yield from _in_loose_text(text[end : token.start])
         end = token.start if isinstance(token, Operator) and token.text == "#" else token.end
     yield from _in_loose_text(text[end:])
 
 
-def _in_variables(words: Sequence[Word]) -> Iterator[str]:
-    """Yield what variables are set to, whatever their names, whose value is then given as a secret: `--token $MINE`."""
-    given = [(option[1], after.value) for word, after in pairwise(words) if (option := _OPTION.fullmatch(word.value))]
-    given += [(match[1], word.value[match.end() :]) for word in words if (match := _NAMED.match(word.value))]
-    used = [(name, match) for name, value in given if (match := _VARIABLE.fullmatch(value))]
-    names = {match[1] or match[2] for name, match in used if secrecy_of(name) is Secrecy.SECRET}
-    for word in words:
-        pair = _pair(word)
-        if pair and pair[1] in names:
-            yield from filter(_is_written_out, _literals(word, pair.end()))
-
-
-def _as_written(secret: str, text: str, words: Iterable[Word | None]) -> Iterator[str]:
-    """Yield how a secret stands in the command where that is no form of it, as in `Zq8"vT2"` or `Zq\\8`."""
-    for word in words:
-        if word is not None and secret in word.value and secret not in (raw := text[word.start : word.end]):
-            yield raw[raw.find("=") + 1 :] if word.value != secret else raw
-
-
 def _in_word(before: Sequence[Word], word: Word, following: Word | None) -> Iterator[str]:
-    option = _OPTION.match(word.value)
-    if pair := _pair(word):
-        yield from _if_secret(pair[1], _literals(word, pair.end()))
+    value, option, name = word.value, _OPTION.match(word.value), _assigned_name(word)
+    if name:
+        yield from _if_secret(name[1], _literals(word, name.end()))
     elif option and option[2]:
         yield from _if_secret(option[1], _literals(word, option.end()))
-    elif option and option.end() == len(word.value) and following and not following.value.startswith("--"):
+    elif option and option.end() == len(value) and following and not following.value.startswith("--"):
         yield from _if_secret(option[1], _literals(following, 0))
-    elif header := _HEADER.fullmatch(word.value):
+    elif header := _HEADER.fullmatch(value):
         yield from _if_secret(header[1], [header[2]])
     elif before and following and before[-1].value in _ASSIGNERS:
-        yield from _if_secret(word.value, _literals(following, 0))
-    for setting in _SETTING.finditer(word.value):
-        yield from _if_secret(setting[1], [setting[2]])
-    yield from _in_flags(before, word, following)
-    yield from _nested(word)
-
-
-def _in_flags(before: Sequence[Word], word: Word, following: Word | None) -> Iterator[str]:
-    """Yield the passwords of `curl -u me:x` and `sshpass -p x`, also where option and value touch."""
-    if account := _ACCOUNT.fullmatch(word.value):
-        given = account[1] or (following.value if following else "")
-        parts = _USER_AND_SECRET.fullmatch(given)
-        if parts and not is_digits(parts[1]) and _is_written_out(parts[1]):  # 1000:1000 are numbers of user and group
-            yield parts[1]
-    if word.value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before):
-        given = word.value[2:] or (following.value if following else "")
-        if _is_written_out(given):
-            yield given
-
-
-def _pair(word: Word) -> re.Match[str] | None:
-    """Return the name of an assignment; a quoted one with blanks is a shell text that begins with an assignment."""
-    is_text = word.parts[0].quote is not Quote.NONE and re.search(r"\s", word.value)
-    return None if is_text else _PAIR.match(word.value)
-
-
-def _nested(word: Word) -> Iterator[str]:
-    start = word.value.find("=") + 1 if _pair(word) or _OPTION.match(word.value) else 0
-    if re.search(r"\s", word.value[start:]) and word.end - word.start > len(word.value):
-        yield from _in_shell_text(word.value[start:])
+        yield from _if_secret(value, _literals(following, 0))
+    yield from _in_pairs(value)
+    yield from _in_flags(before, value, following.value if following else "")
+    # A shell text of its own, as behind `bash -c`.
+    start = value.find("=") + 1 if name or option else 0
+    if re.search(r"\s", value[start:]) and word.end - word.start > len(value):
+        yield from _in_shell_text(value[start:])
     for part in word.parts:
         if part.dynamic and part.value.startswith(("$(", "`", "<(", ">(", "(")):
             yield from _in_shell_text(part.value[part.value.find("(") + 1 : -1])
 
 
+def _in_pairs(text: str) -> Iterator[str]:
+    for match in _PAIR.finditer(text):
+        value = match[2] or match[3] or match[4]
+        yield from _if_secret(match[1], [value, value.partition("&")[0]])  # the rest may be another pair of a URL
+
+
 def _in_loose_text(text: str) -> Iterator[str]:
-    if not text.strip(" \t\n\\"):
-        return
-    for match in _LOOSE.finditer(text):
-        yield from _if_secret(match[1] or match[2], [match[3].strip("\"'")])
+    if text.strip(" \t\n\\"):
+        yield from _in_pairs(text)
+        for match in _LOOSE_OPTION.finditer(text):
+            yield from _if_secret(match[1], [match[2]])
+
+
+def _in_variables(words: Sequence[Word]) -> Iterator[str]:
+    """Yield what variables are set to, whatever their names, whose value is then given as a secret: `--token $MINE`."""
+    given = [(option[1], after.value) for word, after in pairwise(words) if (option := _OPTION.fullmatch(word.value))]
+    given += [(match[1], word.value[match.end() :]) for word in words if (match := _NAMED.match(word.value))]
+    used = [match for name, value in given if (match := _VARIABLE.fullmatch(value)) and marks_secret(name)]
+    names = {match[1] or match[2] for match in used}
+    for word in words:
+        name = _assigned_name(word)
+        if name and name[1] in names:
+            yield from filter(_is_written_out, _literals(word, name.end()))
+
+
+def _in_flags(before: Sequence[Word], value: str, following: str) -> Iterator[str]:
+    """Yield the passwords of `curl -u me:x` and `sshpass -p x`, also where option and value touch."""
+    if account := _ACCOUNT.fullmatch(value):
+        parts = _USER_AND_SECRET.fullmatch(account[1] or following)
+        # 1000:1000 are numbers of user and group.
+        if parts and not parts[1].isdecimal() and _is_written_out(parts[1]):
+            yield parts[1]
+    if value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before):
+        yield from filter(_is_written_out, [value[2:] or following])
+
+
+def _assigned_name(word: Word) -> re.Match[str] | None:
+    """Return the name of an assignment; a quoted one with blanks is a shell text that begins with an assignment."""
+    is_text = word.parts[0].quote is not Quote.NONE and re.search(r"\s", word.value)
+    return None if is_text else _ASSIGNED.match(word.value)
 
 
 def _literals(word: Word, start: int) -> list[str]:
@@ -220,13 +199,10 @@ def _literals(word: Word, start: int) -> list[str]:
 
 
 def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
-    secrecy = secrecy_of(name)
-    # Variables are written in capitals; one that is called a token or key is taken at its word.
-    is_reported = secrecy is Secrecy.SECRET or (secrecy is Secrecy.UNSURE and re.search(r"(TOKEN|KEY)$", name))
-    for value in values:
-        if not _is_written_out(value) or (name.lower() == "pwd" and _FOLDER.fullmatch(value)):
+    for value in filter(_is_written_out, values):
+        if name.lower() == "pwd" and value[0] in "/~.":  # a folder
             continue
-        if is_reported or (secrecy is Secrecy.UNSURE and _RANDOM.fullmatch(value)):
+        if marks_secret(name, value):
             yield value
         account = _USER_AND_SECRET.fullmatch(value) if re.search(r"(?i:auth|login)$", name) else None
         if account and _is_written_out(account[1]):
@@ -234,8 +210,8 @@ def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
 
 
 def _is_written_out(value: str) -> bool:
-    is_real = len(value) >= MIN_SECRET_CHARS and value.lower() not in _NOT_A_SECRET | _KINDS_OF_AUTH
-    return is_real and not value.startswith("$") and not is_placeholder(value) and value.strip("*") != ""
+    is_real = len(value) >= MIN_SECRET_CHARS and value.lower() not in _NOT_A_SECRET and value.strip("*") != ""
+    return is_real and not value.startswith("$") and not is_placeholder(value)
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
@@ -244,42 +220,31 @@ def mask(text: str, secrets: Sequence[str]) -> str:
     >>> mask("python train.py --hf-token hf_abc", ["hf_abc"])
     'python train.py --hf-token ***'
     """
-    forms = _forms(secrets)
-    # A replacement can bring the ends of a secret together, where that holds asterisks itself.
-    while any(form in text for form in forms):
-        for form in forms:
-            text = text.replace(form, MASK)
+    if pattern := "|".join(_patterns(secrets)):
+        # A replacement can bring the ends of a secret together, where that holds asterisks itself.
+        while (masked := re.sub(pattern, MASK, text)) != text:
+            text = masked
     return WELL_KNOWN.sub(MASK, text)
 
 
-def _forms(secrets: Iterable[str]) -> list[str]:
-    """Return the secrets as they are, and as shells, JSON, Python and URLs write them, the longest first."""
-    forms: set[str] = set()
-    for secret in secrets:
-        if not secret.strip("*"):
-            continue
-        bare = re.sub(r"^'(.*)'$", r"\1", shlex.quote(secret), flags=re.DOTALL)
-        written = (secret, bare, secret.replace("'", "'\\''"), re.sub(r'([\\"$`])', r"\\\1", secret))
-        forms.update(written)
-        forms.update(json.dumps(form, ensure_ascii=ascii)[1:-1] for form in written for ascii in (True, False))
-        forms.update(escaped for form in written for escaped in _in_python(form))
-        forms.update(_in_urls(secret))
-    return sorted(forms, key=len, reverse=True)
+def _patterns(secrets: Iterable[str]) -> list[str]:
+    """Return a pattern for each secret, the longest first, in which every character may be escaped in its own way."""
+    in_order = sorted({secret for secret in secrets if secret.strip("*")}, key=len, reverse=True)
+    return ["".join(map(_written, secret)) for secret in in_order]
 
 
-def _in_python(text: str) -> Iterator[str]:
-    """Yield a text as Python's repr and ascii show it, also as bytes, within either kind of quotes."""
-    in_bytes = "".join(repr(bytes([byte]))[2:-1] for byte in _encoded(text))
-    for escaped in ("".join(repr(char)[1:-1] for char in text), "".join(ascii(char)[1:-1] for char in text), in_bytes):
-        yield escaped
-        yield escaped.replace("'", "\\'")
-
-
-def _in_urls(secret: str) -> Iterator[str]:
-    data = _encoded(secret)
-    for encoded in (quote(data), quote(data, safe=""), quote_plus(data), quote(data, safe="!$&'()*+,;=:@/")):
-        yield encoded
-        yield re.sub("%..", lambda match: match[0].lower(), encoded)
+def _written(char: str) -> str:
+    """Return a pattern for a character as shells, JSON, Python and URLs write it, also one inside the other."""
+    if char.isascii() and char.isalnum():
+        return char
+    if char == "'":  # as in 'it'\''s'
+        return r"(?:[\\'\"]{0,5}?'[\\'\"]{0,6}?|%27)"
+    in_bytes = "".join(f"\\x{byte:02x}" for byte in _encoded(char))
+    escaped = {json.dumps(char)[1:-1], ascii(char)[1:-1], in_bytes} - {char}
+    ways = [each.replace("\\", r"\\{1,8}") for each in escaped if each.startswith("\\")]
+    ways += [re.escape(char), f"(?i:{in_bytes.replace(chr(92) + 'x', '%')})"]
+    ways += [rf"\\{{1,8}}{re.escape(char)}"] if char in '"$`' else [r"\+"] if char == " " else []
+    return f"(?:{'|'.join(ways)})"
 
 
 def _encoded(text: str) -> bytes:
@@ -288,6 +253,14 @@ def _encoded(text: str) -> bytes:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
         return text.encode(errors="surrogatepass")
+
+
+_NO_REGULAR_FILE = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV)
+)
+_CHUNK_BYTES = 1 << 20
+_LONGEST_TOKEN = 4096
+"""Bytes of a match; of a longer one the rest may stay where a file is read in pieces."""
 
 
 def mask_file(path: Path, secrets: Sequence[str]) -> int:
@@ -302,12 +275,11 @@ def mask_file(path: Path, secrets: Sequence[str]) -> int:
             return 0
         raise
     with file:
-        return _mask_open_file(file, [_encoded(form) for form in _forms(secrets)])
+        pattern = b"|".join(map(_encoded, [*_patterns(secrets), WELL_KNOWN.pattern]))
+        return _mask_open_file(file, re.compile(pattern, re.ASCII))
 
 
-def _mask_open_file(file: BinaryIO, forms: Sequence[bytes]) -> int:
-    pattern = re.compile(b"|".join([*map(re.escape, forms), WELL_KNOWN.pattern.encode()]), re.ASCII)
-    longest = max(map(len, (*forms, b" " * _LONGEST_TOKEN)))
+def _mask_open_file(file: BinaryIO, pattern: re.Pattern[bytes]) -> int:
     left_bytes = os.fstat(file.fileno()).st_size
     count = base = 0
     data = b""
@@ -316,7 +288,7 @@ def _mask_open_file(file: BinaryIO, forms: Sequence[bytes]) -> int:
         left_bytes -= len(chunk)
         data += chunk
         # What begins nearer to the end than the longest secret may continue in the next chunk.
-        settled = len(data) - longest + 1 if chunk else len(data)
+        settled = len(data) - _LONGEST_TOKEN + 1 if chunk else len(data)
         for match in pattern.finditer(data):
             if match.start() >= settled:
                 break

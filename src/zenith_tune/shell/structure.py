@@ -1,4 +1,4 @@
-"""The structure of a shell script that its words alone do not tell: comments, functions, and names that are set."""
+"""The structure of a shell script beyond its words: comments, functions, names that are set, and conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETS = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")
 
 
 class Function(NamedTuple):
-    """Hold a function that is defined, and where the script continues behind it."""
+    """A function definition, and where the script continues behind it."""
 
     name: str
     body: Sequence[SimpleCommand]
@@ -52,7 +52,8 @@ def function_at(commands: Sequence[SimpleCommand], at: int) -> Function | None:
     name = words[1] if is_named else words[0] if len(words) == 1 else ""
     if not _FUNCTION.fullmatch(name) or name in CONTROL_FLOW or commands[at].assignments:
         return None
-    if commands[at].closer == "(" and _is_empty_brackets(commands, at + 1):
+    after = commands[at + 1 : at + 3]
+    if commands[at].closer == "(" and len(after) == 2 and after[0].closer == ")" and not after[0].words:
         return _with_body(name, commands, at + 2)
     if not is_named:
         return None
@@ -61,10 +62,6 @@ def function_at(commands: Sequence[SimpleCommand], at: int) -> Function | None:
         found = _with_body(name, commands, at)
         return None if found is None else found._replace(body=[first, *found.body[1:]])
     return _with_body(name, commands, at + 1) if len(words) == 2 else None
-
-
-def _is_empty_brackets(commands: Sequence[SimpleCommand], at: int) -> bool:
-    return at + 1 < len(commands) and commands[at].closer == ")" and not commands[at].words
 
 
 def _with_body(name: str, commands: Sequence[SimpleCommand], start: int) -> Function | None:
@@ -80,7 +77,8 @@ def _with_body(name: str, commands: Sequence[SimpleCommand], start: int) -> Func
         return None
     depth = 0
     for index in range(start, len(commands)):
-        depth += _depth(commands[index]) if in_braces else _bracket(commands[index])
+        closer = commands[index].closer
+        depth += _depth(commands[index]) if in_braces else (closer == "(") - (closer == ")")
         if depth <= 0:
             return Function(name, commands[start + (not in_braces) : index + (not in_braces)], index + 1)
     return Function(name, commands[start:], len(commands))
@@ -95,10 +93,6 @@ def _depth(command: SimpleCommand) -> int:
             break
         depth += (word.value == "{") - (word.value == "}")
     return depth
-
-
-def _bracket(command: SimpleCommand) -> int:
-    return (command.closer == "(") - (command.closer == ")")
 
 
 def arithmetic_names(words: Sequence[Word]) -> set[str]:
@@ -130,7 +124,7 @@ def set_by_env(words: Sequence[Word]) -> list[Word]:
 
 
 RUN, MAYBE, SKIP = "run", "maybe", "skip"
-"""What becomes of a command: it runs, may run, or does not."""
+"""Whether a command runs, may run, or does not."""
 Truth = bool | None
 
 _UNKNOWN = re.compile(r"[$`]")
@@ -195,12 +189,12 @@ def _simple(words: Sequence[str]) -> Truth:
 
 @dataclass(slots=True)
 class Branch:
-    """Follow one `if`, or the body of a loop or `case`, which may run or not."""
+    """An `if`, or the body of a loop or `case`, which may run or not."""
 
     outer: str
     state: str
     keeps_state: bool = True
-    """Whether this is no `if`."""
+    """Whether this is a loop or a `case`."""
     in_condition: bool = False
     is_case: bool = False
     in_pattern: bool = False
@@ -224,7 +218,7 @@ class Branch:
         return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=True, in_pattern=True)
 
     def begin_condition(self) -> None:
-        """Go on to an `elif`."""
+        """Move to an `elif`."""
         self.in_condition, self.truth = True, None
         self.state = self._guarded(inverse(self.taken))
 
@@ -234,13 +228,13 @@ class Branch:
         self.truth = joins[joint](self.truth, truth) if joint in joins else truth
 
     def begin_body(self) -> None:
-        """Go on to what `then` guards."""
+        """Move to what `then` guards."""
         self.in_condition = False
         self.state = self._guarded(both(self.truth, inverse(self.taken)))
         self.taken = either(self.taken, self.truth)
 
     def begin_else(self) -> None:
-        """Go on to what is left."""
+        """Move to the `else`."""
         self.state = self._guarded(inverse(self.taken))
 
     def _guarded(self, truth: Truth) -> str:

@@ -34,7 +34,7 @@ from zenith_tune.shell.options import Splice, splices_in_source
 
 
 class SimpleCommand(NamedTuple):
-    """Hold one command between operators."""
+    """One command between operators."""
 
     assignments: tuple[Word, ...]
     words: tuple[Word, ...]
@@ -45,21 +45,21 @@ class SimpleCommand(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Hold a word whose value, from `offset` on, is a shell text of its own, as after `bash -c`."""
+    """A word whose value, from `offset` on, is a shell text of its own, as after `bash -c`."""
 
     word: Word
     offset: int
     commands: tuple[SimpleCommand, ...]
-    """All commands of the text that the word stands in."""
+    """The commands of the text that the word stands in."""
 
 
 class Target(NamedTuple):
-    """Hold the command that trains, where its own arguments begin, and the words that it is nested in."""
+    """The command that trains, where its own arguments begin, and the words that it is nested in."""
 
     text: str
     """The shell text that the words' places refer to: the whole command, or the innermost `bash -c`."""
     commands: tuple[SimpleCommand, ...]
-    """All commands of that text."""
+    """The commands of that text."""
     words: tuple[Word, ...]
     outer_words: tuple[Word, ...]
     """The words of the outermost command, which starts the shells that `layers` go through."""
@@ -79,13 +79,11 @@ def simple_commands(tokens: Sequence[Token]) -> Iterator[SimpleCommand]:
             words.append(token)
         elif isinstance(token, Redirection):
             redirections.append(token)
-        elif token.text != "#" and not (token.text and _is_open_condition(words)):
+        elif token.text == "#" or (token.text and words and words[0].value == "[[" and words[-1].value != "]]"):
+            continue
+        else:
             yield _simple_command(words, redirections, opener, token.text)
             words, redirections, opener = [], [], token.text
-
-
-def _is_open_condition(words: list[Word]) -> bool:
-    return bool(words) and words[0].value == "[[" and words[-1].value != "]]"
 
 
 def _simple_command(words: list[Word], redirections: list[Redirection], opener: str, closer: str) -> SimpleCommand:
@@ -149,7 +147,10 @@ def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:
         if command.closer == "(" or "{" in command.keywords:
             groups.append(len(found))
         if command.words and not has_upstream and not _is_trivial(command.words):
-            _check_input(command)
+            for redirection in command.redirections:
+                if redirection.operator in ("<<", "<<-"):
+                    problem = "a training program must not be fed by a here-document"
+                    raise refusal(problem, f"<<{redirection.target.value}")
             found.append(command)
             has_upstream = True
     return found
@@ -165,12 +166,6 @@ def _check_structure(command: SimpleCommand, *, is_last: bool) -> None:
         raise refusal("options cannot be added to a function", f"{first}()")
     if command.closer in (";;", ";&", ";;&"):
         raise refusal("options cannot be added to control flow", command.closer)
-
-
-def _check_input(command: SimpleCommand) -> None:
-    for redirection in command.redirections:
-        if redirection.operator in ("<<", "<<-"):
-            raise refusal("a training program must not be fed by a here-document", f"<<{redirection.target.value}")
 
 
 def _is_trivial(words: Sequence[Word]) -> bool:

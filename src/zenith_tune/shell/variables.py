@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.options import Splice, apply_splices
-from zenith_tune.shell.parsed_command import ParsedCommand
+from zenith_tune.shell.parsed_command import ParsedCommand, script_text
 from zenith_tune.shell.target import Layer, SimpleCommand, splices_through
-from zenith_tune.study.files import open_regular
 
 _DECLARES = frozenset(("export", "declare", "typeset", "local", "readonly"))
 
@@ -61,9 +59,6 @@ def _set_in(commands: Sequence[SimpleCommand], program: Word | None) -> Iterator
             yield from command.words[1 : command.words.index(program)]
 
 
-_READ_BYTES = 1 << 20
-
-
 def fixed_in_script(command: str, name: str) -> tuple[str, str] | None:
     """Return the script of a command and the line in which it sets the variable `name` whatever that was before.
 
@@ -75,40 +70,19 @@ def fixed_in_script(command: str, name: str) -> tuple[str, str] | None:
     script = target.words[target.first - 1]
     if not script.is_static or (target.changes_folder and not Path(script.value).is_absolute()):
         return None
-    signs = _python(name) if script.value.endswith(".py") else _shell(name) if target.by_shell else None
-    if signs is None:
+    if script.value.endswith(".py"):
+        looks = rf"""["']{name}["']"""
+        # Further in, in a function or behind an `if`, it may never be run.
+        fixes = rf"^os\.environ\[{looks}\]\s*=(?!=)(?!.*{looks})"
+    elif target.by_shell:
+        looks = rf"\$\{{?{name}\b"
+        fixes = rf"^(?!.*{looks})(?:[^#]*[\s;&|(])?{name}="
+    else:
         return None
-    for line in _lines(Path(script.value)):
+    for line in script_text(script.value).splitlines():
         code = line.partition(" #")[0]
-        if signs.fixes.search(code):
+        if re.search(fixes, code):
             return script.value, code.strip()
-        if signs.looks.search(code):
+        if re.search(looks, code):
             return None
     return None
-
-
-class _Signs:
-    """Hold by what a line is known that looks at a variable, and one that sets it."""
-
-    def __init__(self, looks: str, fixes: str) -> None:
-        self.looks = re.compile(looks)
-        self.fixes = re.compile(fixes)
-
-
-def _shell(name: str) -> _Signs:
-    looks = rf"\$\{{?{name}\b"
-    return _Signs(looks, rf"^(?!.*{looks})(?:[^#]*[\s;&|(])?{name}=")
-
-
-def _python(name: str) -> _Signs:
-    quoted = rf"""["']{name}["']"""
-    # Further in, in a function or behind an `if`, it may never be run.
-    return _Signs(quoted, rf"^os\.environ\[{quoted}\]\s*=(?!=)(?!.*{quoted})")
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        with open_regular(Path(os.path.realpath(path))) as file:
-            return file.read(_READ_BYTES).decode(errors="replace").splitlines()
-    except (OSError, ValueError):
-        return []

@@ -72,7 +72,6 @@ def test_the_largest_numbers_that_are_taken_make_a_space_at_once() -> None:
 UNREADABLE = {
     "20000 commands": "true\n" * 30_000,
     "256 KiB": "# a comment\n" * 30_000,
-    "16,000 letters": "A=" + "[" * 50_000,
 }
 
 
@@ -109,11 +108,9 @@ def test_a_sourced_file_that_is_cut_leaves_what_it_may_set_open(tmp_path: Path) 
         "A=xxxxxxxx\n" + 'A="$A$A"\n' * 40,
         "A=(x y)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
         'echo "' + " #" * 100_000 + '"',
-        "A=$((" + "-" * 8000 + "1))",
         "A=$((" + "(" * 500 + "1" + ")" * 500 + "))",
         "A=$((1" + "*99999999" * 100 + "))",
-        "A=" + "${A:-" * 2000 + "1" + "}" * 2000,
-        f"A=(1 2); B=${{A[²]}} C=${{A[@]:{MANY}}} D=${{{MANY}}} E=${{A[{MANY}]}}",
+        f"A=(1 2); C=${{A[@]:{MANY}}} D=${{{MANY}}} E=${{A[{MANY}]}}",
         f"if [ {MANY} -gt 1 ]; then A=1; fi",
         f"[ x = y ] && shift {MANY}",
     ],
@@ -125,11 +122,3 @@ def test_a_run_behind_what_grows_without_measure_is_found_at_once(text: str, tmp
     run = find_pretrain_run(f"bash {script}", {})
     assert run is not None and run.added_at == len(SHAPE.split())
     assert time.process_time() - start < SOON
-
-
-def test_variables_that_come_to_very_much_end_the_reading(tmp_path: Path) -> None:
-    script = tmp_path / "train.sh"
-    grows = "A=" + "x" * 15_000 + "\n" + 'A="$A$A"\n' * 2
-    script.write_text(grows + f"true {'$A ' * 500}\n" + COMMAND)
-    with pytest.raises(UsageError, match=r"16 MiB.*--preset"):
-        read_job(f"bash {script}", MegatronLmOverrides())

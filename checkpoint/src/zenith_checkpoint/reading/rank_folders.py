@@ -14,7 +14,6 @@ from zenith_checkpoint.reading.state_dict import read_state_dict
 from zenith_checkpoint.split_rules import EMBEDDING, expert_index, is_expert, with_expert
 from zenith_checkpoint.tensors import ShardContent, StoredTensor, refuse_differences
 from zenith_tune.errors import UsageError
-from zenith_tune.units import is_digits
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RANK_FOLDER = re.compile(r"mp_rank_([0-9]{2,6})(?:_([0-9]{3,6}))?(?:_([0-9]{3,6}))?")
@@ -30,7 +29,7 @@ def iteration_folder(folder: Path) -> Path:
     tracker = folder / TRACKER
     if tracker.is_file():
         text = tracker.read_bytes()[:40].decode(errors="replace").strip()
-        name = text if text == "release" else f"iter_{int(text):07d}" if is_digits(text) else ""
+        name = text if text == "release" else f"iter_{int(text):07d}" if text.isdecimal() else ""
         if not name or not (folder / name).is_dir():
             problem = f"{tracker} names iteration {text!r}, but {folder} has no folder {name or 'of that name'!r}"
             raise UsageError(problem, hint="give the folder of one iteration")

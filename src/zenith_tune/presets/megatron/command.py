@@ -11,7 +11,6 @@ from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, Wanted, 
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.study.parameters import Value
-from zenith_tune.units import is_digits
 
 _WORD = r"(?:^|[\s/;&|('\"=])"
 _MEGATRON_SWIFT = re.compile(_WORD + r"(?:megatron\s+(?:sft|pt|rlhf)\b|swift[./]cli[./]_megatron\b)")
@@ -91,7 +90,7 @@ def own_values(command: str) -> dict[str, Value]:
 
 
 def _value(said: str) -> Value:
-    return int(said) if is_digits(said) and len(said) < 10 else said
+    return int(said) if said.isdecimal() and len(said) < 10 else said
 
 
 def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> str:

@@ -20,7 +20,6 @@ from zenith_tune.planner.mimo.prediction import (
     predict,
 )
 from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
-from zenith_tune.units import is_digits
 
 PRESET = "preset mimo"
 MOST_RANKS = 4096
@@ -74,7 +73,7 @@ def checked_ranks(num_ranks: int) -> int:
 def read_counts(name: str, text: str, separator: str) -> tuple[int, ...]:
     """Return the numbers of an option such as 2,1,3,0."""
     parts = text.split(separator)
-    if not all(is_digits(part) and len(part) < 7 for part in parts):
+    if not all(part.isdecimal() and len(part) < 7 for part in parts):
         example = separator.join("2130")
         raise UsageError(f"{name} takes counts such as {example}, but got {text!r}", hint="correct it")
     return tuple(int(part) for part in parts)
@@ -94,7 +93,7 @@ def read_images(text: str) -> tuple[int, ...]:
     if ":" not in text:
         return read_counts("images", text, "+")
     pairs = [part.partition(":") for part in text.split("+")]
-    if not all(is_digits(part) and len(part) < 7 for count, _, share in pairs for part in (count, share)):
+    if not all(part.isdecimal() and len(part) < 7 for count, _, share in pairs for part in (count, share)):
         raise UsageError(f"images takes counts and how often each is, such as 0:10+1:60+4:30, but got {text!r}")
     shares = {int(count): int(share) for count, _, share in pairs}
     if not (total := sum(shares.values())):

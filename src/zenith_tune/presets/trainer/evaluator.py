@@ -16,7 +16,6 @@ from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, Accele
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH, PACKING
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import CONFIRMED_ON
-from zenith_tune.units import is_digits
 
 SAMPLE_PACKING = "sample_packing"
 """Of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
@@ -60,7 +59,7 @@ class LiveTrainer:
             is_checkpointing=event.get("checkpointing") is True,
             attention=event["attention"] if isinstance(event.get("attention"), str) else None,
             packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
-            major_release=int(major) if is_digits(major := str(event.get("version")).partition(".")[0]) else 0,
+            major_release=int(major) if (major := str(event.get("version")).partition(".")[0]).isdecimal() else 0,
             compute=_count(event.get("compute")),
         )
 

@@ -28,7 +28,7 @@ LOST_FILE = "lost.json"
 _AFTER_FAILURE_S = 10.0
 """How long the other hosts have to end by themselves, and to print why, when one of them failed."""
 _NOT_LOST = 254
-"""Reported for a command that exits with 255 itself, which ssh says of a lost host."""
+"""The code of a command that exits with 255 itself, with which ssh reports a lost host."""
 
 # Read from its input, because what stands in a command line is shown to everybody on that machine.
 _READ_AND_RUN = 'eval "$(cat)"'
@@ -36,7 +36,7 @@ _READ_AND_RUN = 'eval "$(cat)"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangOrder:
-    """Hold what is to run where, as the gang's process reads it."""
+    """A command and its hosts, as the gang's process reads them."""
 
     command: str
     hosts: Sequence[str]
@@ -53,14 +53,14 @@ class GangOrder:
 
 
 class HostGang:
-    """Run one order to its end."""
+    """One order on its hosts."""
 
     def __init__(self, order: GangOrder, folder: Path) -> None:
         self._order = order
         self._folder = folder
         self._shells = [HostShell(name=name, ssh=order.ssh) for name in order.hosts]
         self._reaches = [HostShell(name=name, ssh=order.ssh) for name in order.reaches]
-        self._log = GangLog(order.hosts, lambda text: _write_all(1, text))
+        self._log = GangLog(order.hosts, _print)
         self._ended: queue.Queue[tuple[int, int]] = queue.Queue()
         self._nodes: list[subprocess.Popen[bytes]] = []
 
@@ -86,7 +86,8 @@ class HostGang:
             left -= 1
             failed = failed or code
             if code == LOST_CODE:
-                self._report_lost(rank)
+                log = self._ssh_log(rank)
+                self._write_lost(self._shells[rank].name, last_line(log.read_bytes() if log.exists() else b""))
                 break
         for node in self._nodes:
             node.terminate()
@@ -133,13 +134,6 @@ class HostGang:
     def _ssh_log(self, rank: int) -> Path:
         return self._folder / f"ssh-{rank}.txt"
 
-    def _report_lost(self, rank: int) -> None:
-        try:
-            said = self._ssh_log(rank).read_bytes()
-        except OSError:
-            said = b""
-        self._write_lost(self._shells[rank].name, last_line(said))
-
     def _reports_unreachable(self) -> bool:
         for shell in self._reaches:
             if (why := shell.why_unreachable()) is not None:
@@ -151,9 +145,9 @@ class HostGang:
         (self._folder / LOST_FILE).write_text(json.dumps({"host": host, "why": why}), encoding="utf-8")
 
 
-def _write_all(descriptor: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]
+def _print(text: bytes) -> None:
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 
 from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
 from zenith_tune.study.resources import Resources
@@ -32,16 +31,17 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShell:
-    """Start commands on a host."""
+    """A host on which commands are started."""
 
     name: str
     ssh: str = "ssh"
-    """The program, with options of the user's own if need be."""
+    """Program for connections, with options of the user's own if need be."""
 
     @property
     def is_local(self) -> bool:
         """Tell whether the host is this machine, which needs no ssh."""
-        return self.name in _own_names()
+        own = socket.gethostname()
+        return self.name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 
     def argv(self, command: Sequence[str], ssh_log: str | None = None) -> list[str]:
         """Return what starts the command there; `ssh_log` is a file for the messages of ssh itself."""
@@ -104,14 +104,8 @@ def last_line(text: bytes) -> str:
     return lines[-1].strip()[:200] if lines else "the connection ended"
 
 
-@cache
-def _own_names() -> frozenset[str]:
-    own = socket.gethostname()
-    return frozenset({"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]})
-
-
 class HostPool:
-    """Give out whole hosts, in the order of the hostfile; one that failed only where there are too few others.
+    """Whole hosts, given out in the order of the hostfile; one that failed only where there are too few others.
 
     >>> pool = HostPool({"n1": 8, "n2": 8, "n3": 4})
     >>> pool.take(Resources(nodes=2, gpus_per_node=8)), pool.take(Resources(gpus_per_node=8)), pool.take(Resources())

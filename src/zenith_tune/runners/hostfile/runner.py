@@ -27,12 +27,12 @@ from zenith_tune.study.resources import Resources
 _LOOK_S = 0.1
 """How often a job that waits for hosts looks whether the study was interrupted."""
 _PORTS = range(20_000, 32_000)
-"""Below those that Linux gives to whoever asks for any."""
+"""Ports below those that Linux gives to whoever asks for any."""
 _DEEPSPEED_ENV = ".deepspeed_env"
 
 
 class HostfileJob(LocalJob):
-    """Stand for a command that waits for its hosts or runs on them."""
+    """A command that waits for its hosts or runs on them."""
 
     def __init__(self, runner: LocalRunner, request: JobRequest, pool: HostPool, ssh: str) -> None:
         self._pool = pool
@@ -93,8 +93,12 @@ class HostfileJob(LocalJob):
 
     def _order(self, hosts: list[str]) -> GangOrder:
         command, is_local = self.request.command, self._shells(hosts)[0].is_local
-        address = _own_address(hosts) if is_local else hosts[0]
-        port = _free_port() if is_local else random.choice(_PORTS)
+        address, port = hosts[0], random.choice(_PORTS)
+        if is_local:
+            address = "127.0.0.1" if len(hosts) == 1 else socket.gethostname()
+            with closing(socket.socket()) as probe:
+                probe.bind(("", 0))
+                port = int(probe.getsockname()[1])
         if not is_deepspeed(command):
             command = gang_command(command, len(hosts), address, port)
             return GangOrder(command=command, hosts=hosts, address=address, port=port, ssh=self._ssh)
@@ -132,18 +136,8 @@ def _lost(folder: Path) -> dict[str, str] | None:
         return None
 
 
-def _own_address(hosts: Sequence[str]) -> str:
-    return "127.0.0.1" if len(hosts) == 1 else socket.gethostname()
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def _users_deepspeed_env() -> str:
-    """Return what the user has the launcher take along; it would not be read beside the trial's own."""
+    """Return the user's own such file, which the launcher would not read in addition to the trial's."""
     name = os.environ.get("DS_ENV_FILE", _DEEPSPEED_ENV)
     paths = [folder / name for folder in (Path.home(), Path.cwd())]
     text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file())
@@ -155,7 +149,7 @@ _NAME = re.compile(r"[\w.:%@][\w.:%@-]*", re.ASCII)
 
 @RunnerRegistry.register("hostfile")
 class HostfileRunner(LocalRunner):
-    """Start each trial on free hosts: torchrun and plain commands by ssh on each, deepspeed once with a hostfile."""
+    """Trials on free hosts: torchrun and plain commands by ssh on each, deepspeed once with a hostfile."""
 
     shares_machine = False
 
@@ -166,7 +160,7 @@ class HostfileRunner(LocalRunner):
         self._path = hostfile
         self._nodes = 1
         self._silent: dict[str, str] = {}
-        """Hosts that did not answer when the study began, each with what ssh says."""
+        """Hosts that did not answer when the study began, each with ssh's message."""
         super().__init__(grace_s=grace_s)
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:

@@ -1,4 +1,4 @@
-"""A command on several nodes: how they meet, the log that joins their output, and the variables that go along."""
+"""A command on several nodes: how they meet, the log that joins their output, and the variables they inherit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, Ran
 from zenith_tune.units import whole
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
-"""Stands in the command for the number of the node."""
+"""A stand-in for the number of the node in the command."""
 _NAMES_HOSTS = ("--include", "-i", "--exclude", "-e")
 
 
 class Meeting(NamedTuple):
-    """Hold, written for the shell, how many nodes there are, which one this is, and where they meet."""
+    """The number of nodes, the number of this one, and where they meet, each written for the shell."""
 
     nodes: str
     rank: str
@@ -31,11 +31,11 @@ class Meeting(NamedTuple):
 
 
 SHELL_MEETING = Meeting('"$NNODES"', '"$NODE_RANK"', '"$MASTER_ADDR"', '"$MASTER_PORT"')
-"""As the variables of a node give it."""
+"""The meeting as a node's variables give it."""
 HOSTFILE = "hostfile"
 _OWN_GPUS = "ZENITHTUNE_GPUS"
 _MOST_GPUS = 1024
-"""Slots of a node in a host file where other options say which of them count."""
+"""Slots of a node in a host file whose GPUs are chosen by other options."""
 
 
 def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
@@ -50,7 +50,9 @@ def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
         return meeting_command(launcher, command, meeting)
     if num_nodes == 1:
         return command
-    if launcher is None and not _reads_its_rank(command):
+    target = ParsedCommand.of(command).found_target
+    reads_its_rank = "NODE_RANK" in command or (target is not None and target.by_shell)
+    if launcher is None and not reads_its_rank:
         problem = f"a command on {num_nodes} nodes must start its ranks by torchrun, deepspeed or accelerate"
         raise UsageError(
             f"{problem}, or read $NODE_RANK, $NNODES, $MASTER_ADDR and $MASTER_PORT, but this one does not"
@@ -120,7 +122,7 @@ def deepspeed_on_each_node(command: str, num_nodes: int, gpus_per_node: int | No
     """
     launcher = ParsedCommand.of(command).launcher
     asked = (launcher.option("--num-gpus", "--num-accelerators") if launcher is not None else None) or ""
-    num_gpus = gpus_per_node or (int(asked) if whole(asked) is not None else 1)
+    num_gpus = gpus_per_node or whole(asked) or 1
     names = [f"node-{rank}" for rank in range(num_nodes)]
     gpus = given_gpus(num_gpus, otherwise=",".join(map(str, range(num_gpus))))
     hosts = f'"${MARK}/{HOSTFILE}-$NODE_RANK"'
@@ -154,14 +156,6 @@ def _torchrun(launcher: RankLauncher, command: str, meeting: Meeting) -> str:
     return launcher.with_options(dict(zip(names, meeting, strict=True)), without=TORCH_MEETING)
 
 
-def _reads_its_rank(command: str) -> bool:
-    """Tell whether a command without a launcher can know which node it is on."""
-    if "NODE_RANK" in command:
-        return True
-    target = ParsedCommand.of(command).found_target
-    return target is not None and target.by_shell
-
-
 def most_gangs(rooms: Sequence[int], nodes: int) -> int:
     """Return how many gangs of `nodes` different nodes fit, where node i has room for rooms[i] of their parts.
 
@@ -179,7 +173,7 @@ _MAX_HELD_BYTES = 64 * 1024
 
 
 class GangLog:
-    """Write whole lines: those of the first node as they are, those of the others behind `[name] `.
+    """A log of whole lines: those of the first node as they are, those of the others behind `[name] `.
 
     >>> log = GangLog(["n1", "n2"], lambda text: print(text.decode(), end=""))
     >>> log.feed(1, b"loss 1\\nlo"), log.feed(0, b"step 1\\n"), log.close(1)

@@ -12,12 +12,12 @@ from zenith_tune.shell.variables import fixed_in_script, set_variables, with_var
 
 GPUS, PORT = "CUDA_VISIBLE_DEVICES", "MASTER_PORT"
 TORCH_MEETING = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf")
-"""By these torchrun meets its ranks elsewhere than at its port: two trials would meet in one place."""
+"""Options by which torchrun's ranks meet elsewhere than at its port: two trials would meet in one place."""
 DEEPSPEED_PLACE = (
     *("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num-nodes", "--num-gpus", "--num-accelerators"),
     *("--launcher", "--launcher-args", "--force-multi"),
 )
-"""By these DeepSpeed chooses GPUs itself; each makes it pass over CUDA_VISIBLE_DEVICES, or cannot be with --include."""
+"""Options by which DeepSpeed chooses GPUs itself, past CUDA_VISIBLE_DEVICES, or that exclude --include."""
 _BY_ID = re.compile(r"(?:GPU|MIG)-[\w-]*")
 
 

@@ -9,10 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-from zenith_tune.units import is_digits
+from typing import NamedTuple
 
 MARK = "ZENITHTUNE_TRIAL_FOLDER"
 """The environment variable that every process of a trial inherits, also one that called setsid."""
@@ -20,55 +18,81 @@ MARK = "ZENITHTUNE_TRIAL_FOLDER"
 _POLL_S = 0.02  # only while ending a tree: a running trial is waited for, not polled
 _KILL_S = 10.0
 _LATE_S = 0.03
+"""How late the clock may be that files are dated by."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIdentity:
-    """Tell a process from a later one with the same pid, also after a reboot or on another host."""
+class Process(NamedTuple):
+    """A process as its line of /proc/PID/stat shows it."""
 
-    boot_id: str
     pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
     start_ticks: int
+    """Clock ticks from boot to its start, by which it is told from a later one with the same pid."""
 
     @classmethod
-    def parse(cls, text: str) -> ProcessIdentity | None:
-        """Read what the trial's own shell wrote: the boot id and its line of /proc/PID/stat."""
-        boot_id, _, stat = text.strip().partition("\n")
-        fields = _stat_fields(stat)
+    def parse(cls, line: str) -> Process | None:
+        """Read such a line; None for anything else."""
+        head, _, tail = line.rpartition(")")  # the second field is a name in brackets that may hold anything
+        fields = tail.split()
         try:
-            return cls(boot_id=boot_id, pid=int(fields[0]), start_ticks=int(fields[21]))
-        except (IndexError, ValueError):  # the trial may have written anything there
+            numbers = [int(fields[place]) for place in (1, 2, 3, 19)]
+            return cls(int(head.partition("(")[0]), fields[0], *numbers)
+        except (IndexError, ValueError):
             return None
 
-    def is_of_this_boot(self) -> bool:
-        """Tell whether the machine has not been started again since."""
-        return self.boot_id == _boot_id()
+    @classmethod
+    def read(cls, pid: int) -> Process | None:
+        """Return a process, None where there is none; one that has ended and waits for its parent is still there."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - called for every process of the host
+                return cls.parse(file.read().decode(errors="replace"))
+        except OSError:
+            return None
 
-    def is_alive(self) -> bool:
-        """Tell whether this very process still runs."""
-        fields = _read_stat(self.pid)
-        same = bool(fields) and self.is_of_this_boot() and int(fields[21]) == self.start_ticks
-        return same and fields[2] != "Z"
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.state not in "ZX"
+
+    def has_mark(self, mark: bytes) -> bool:
+        """Tell whether it began with this variable in its environment."""
+        try:
+            with open(f"/proc/{self.pid}/environ", "rb") as file:  # noqa: PTH123 - as above
+                return mark in file.read().split(b"\0")
+        except OSError:
+            return False
 
 
-def began_ticks(pid: int) -> int:
-    """Return when a process began, in clock ticks since boot; 0 where there is none."""
-    fields = _read_stat(pid)
-    return int(fields[21]) if fields else 0
+def _all_processes() -> dict[int, Process]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - plain names are quicker
+    return {pid: process for pid in pids if (process := Process.read(pid))}
+
+
+def leader_of(record: str) -> tuple[Process | None, bool]:
+    """Return the process that the trial's own shell noted in its record, and whether that very process still runs.
+
+    The record is the boot's id and a line of /proc/PID/stat; None where the machine was started again since then.
+    """
+    boot_id, _, line = record.strip().partition("\n")
+    leader = Process.parse(line)  # the trial may have written anything there
+    if leader is None or boot_id != Path("/proc/sys/kernel/random/boot_id").read_text().strip():
+        return None, False
+    now = Process.read(leader.pid)
+    return leader, now is not None and now.runs and now.start_ticks == leader.start_ticks
 
 
 def ticks_at(time_s: float) -> float:
-    """Return when a file was written, in seconds since 1970, in the clock ticks since boot that processes are dated by.
-
-    A few more: files are dated by a clock that is up to 10 ms late.
-    """
+    """Return a file's date, in seconds since 1970, in the clock ticks since boot that processes are dated by."""
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return (time_s - booted_s + _LATE_S) * os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTree:
-    """Find and end every process of the trial whose folder is `folder`."""
+    """Every process of the trial whose folder is `folder`."""
 
     def __init__(
         self, folder: Path, leader: int | None, *, since_ticks: int = 0, until_ticks: float = math.inf
@@ -81,22 +105,15 @@ class ProcessTree:
         self._mark = f"{MARK}={folder}".encode()
         self._leader, self._since_ticks, self._until_ticks = leader, since_ticks, until_ticks
 
-    def members(self) -> set[int]:
-        """Return the pids that still run: leader, its session and group, descendants, and marked ones."""
-        table = _process_table()
-        return _with_descendants({pid for pid, fields in table.items() if self._belongs(pid, fields)}, table)
-
     def end(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Ask every process to stop, wait `grace_s` (less if `hurry()`), then kill what is left."""
-        _end(self.members, grace_s, hurry)
+        _end(self._belongs, grace_s, hurry)
 
-    def _belongs(self, pid: int, fields: list[str]) -> bool:
-        began = int(fields[21])
-        if began < self._since_ticks:
+    def _belongs(self, process: Process) -> bool:
+        if process.start_ticks < self._since_ticks:
             return False
-        if self._leader in (pid, int(fields[4]), int(fields[5])) and began <= self._until_ticks:
-            return True
-        return _has_mark(pid, self._mark)
+        is_of_leader = self._leader in (process.pid, process.group, process.session)
+        return (is_of_leader and process.start_ticks <= self._until_ticks) or process.has_mark(self._mark)
 
 
 def adopt_orphans() -> None:
@@ -114,29 +131,23 @@ def end_adopted(grace_s: float, hurry: Callable[[], bool] = lambda: False) -> No
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return  # no child at all, which is nearly always so: no need to look through all processes
-    _end(_adopted, grace_s, hurry)
-    for pid, fields in _process_table(with_ended=True).items():
-        if _is_adopted(fields):
+    _end(_is_adopted, grace_s, hurry)
+    for process in _all_processes().values():
+        if _is_adopted(process):
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+                os.waitpid(process.pid, os.WNOHANG)
 
 
-def _adopted() -> set[int]:
-    table = _process_table()
-    return _with_descendants({pid for pid, fields in table.items() if _is_adopted(fields)}, table)
+def _is_adopted(process: Process) -> bool:
+    return process.parent == os.getpid() and process.session != os.getsid(0)
 
 
-def _is_adopted(fields: list[str]) -> bool:
-    return int(fields[3]) == os.getpid() and int(fields[5]) != os.getsid(0)
-
-
-def _end(members: Callable[[], set[int]], grace_s: float, hurry: Callable[[], bool]) -> None:
-    left = members()
-    if not left:
+def _end(belongs: Callable[[Process], bool], grace_s: float, hurry: Callable[[], bool]) -> None:
+    if not (left := _members(belongs)):
         return
     _signal(left, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while (left := members()) and time.monotonic() < deadline and not hurry():
+    while (left := _members(belongs)) and time.monotonic() < deadline and not hurry():
         time.sleep(_POLL_S)
     # A process may fork between the look and the kill, and a look at all processes takes its time: only a second look
     # that finds none is believed.
@@ -145,63 +156,25 @@ def _end(members: Callable[[], set[int]], grace_s: float, hurry: Callable[[], bo
     while num_empty < 2 and time.monotonic() < deadline:
         _signal(left, signal.SIGKILL)
         time.sleep(_POLL_S)
-        left = members()
+        left = _members(belongs)
         num_empty = 0 if left else num_empty + 1
+
+
+def _members(belongs: Callable[[Process], bool]) -> set[int]:
+    """Return the processes that run and belong to a trial, with all their descendants."""
+    running = [process for process in _all_processes().values() if process.runs]
+    found: set[int] = set()
+    children = {process.pid for process in running if belongs(process)}
+    while not children <= found:
+        found |= children
+        children = {process.pid for process in running if process.parent in found}
+    return found - {os.getpid()}
 
 
 def _signal(pids: set[int], signum: int) -> None:
     for pid in sorted(pids):  # a shell before its children, or it would report their end in the log
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it may have gone by itself
             os.kill(pid, signum)
-
-
-def _process_table(*, with_ended: bool = False) -> dict[int, list[str]]:
-    """Return the fields of /proc/PID/stat of every process that runs, or that ended and waits for its parent."""
-    table = {pid: fields for pid in _all_pids() if (fields := _read_stat(pid))}
-    return table if with_ended else {pid: fields for pid, fields in table.items() if fields[2] not in "ZX"}
-
-
-def _with_descendants(found: set[int], table: dict[int, list[str]]) -> set[int]:
-    grown = bool(found)
-    while grown:
-        children = {pid for pid, fields in table.items() if int(fields[3]) in found}
-        grown = not children <= found
-        found = found | children
-    return found - {os.getpid()}
-
-
-def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if is_digits(name)]  # noqa: PTH208 - plain names are quicker
-
-
-def _read_stat(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - called for every process of the host
-            return _stat_fields(file.read().decode(errors="replace"))
-    except OSError:
-        return []
-
-
-def _stat_fields(line: str) -> list[str]:
-    """Split a line of /proc/PID/stat; the second field is a name in brackets that may hold anything."""
-    head, _, tail = line.rpartition(")")
-    pid, _, name = head.partition("(")
-    return [pid.strip(), name, *tail.split()] if tail else []
-
-
-def _has_mark(pid: int, mark: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - called for every process of the host
-            return mark in file.read().split(b"\0")
-    except OSError:
-        return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 # Ends a trial's processes where nothing but a shell can be counted on. $1 is the variable with its value that every

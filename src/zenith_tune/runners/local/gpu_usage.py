@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 from zenith_tune.describe.machine import nvidia_smi
 from zenith_tune.errors import UsageError
-from zenith_tune.units import is_digits
 
 INTERVAL_S = 2.0
-"""Between two looks: a trial must not feel them."""
+"""Seconds between two looks: a trial must not feel them."""
 TIMEOUT_S = 5.0
 _QUERY = ("--query-gpu=index,utilization.gpu,power.draw", "--format=csv,noheader,nounits")
 UTILIZATION, POWER = "gpu_utilization", "gpu_power_w"
-"""Under `extra` of a trial: a share, and the watts of one GPU."""
+"""Names under `extra` of a trial: a share of the time, and the watts of one GPU."""
 
 GpuSample = tuple[str, float, float | None]
 """A GPU, the share of the time that it was busy, and its watts where it reports them."""
@@ -37,7 +36,7 @@ def parse_samples(text: str) -> list[GpuSample]:
 
 
 def _is_number(text: str) -> bool:
-    return is_digits(text.replace(".", "", 1))
+    return text.replace(".", "", 1).isdecimal()
 
 
 def usage_of(samples: Sequence[GpuSample]) -> dict[str, float]:
@@ -48,7 +47,7 @@ def usage_of(samples: Sequence[GpuSample]) -> dict[str, float]:
 
 
 class GpuWatch:
-    """Look at the GPUs of one trial until it ends; a machine without nvidia-smi is not looked at."""
+    """A look at the GPUs of one trial now and then until it ends; without nvidia-smi there is none."""
 
     def __init__(self, gpus: Sequence[str] | None = None) -> None:
         """Begin to look at `gpus`; None stands for all of the machine."""

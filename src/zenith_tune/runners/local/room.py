@@ -14,7 +14,6 @@ from zenith_tune.describe.topology import Topology, parse_topology
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command, own_variables
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 
 def gpu_sets(gpus: Sequence[str], num_per_set: int, topology: Topology | None = None) -> list[tuple[str, ...]]:
@@ -34,24 +33,18 @@ def gpu_sets(gpus: Sequence[str], num_per_set: int, topology: Topology | None = 
         sets += [island[at : at + num_per_set] for at in range(0, whole, num_per_set)]
         left += island[whole:]
     while len(left) >= num_per_set:
-        sets.append(_nearest(left, num_per_set, topology))
+        # The first that is left with those that are nearest to it.
+        paths = topology.paths[left[0]] if topology is not None else [0] * len(gpus)
+        sets.append(sorted(left, key=lambda gpu: (paths[gpu], gpu))[:num_per_set])
         left = [gpu for gpu in left if gpu not in sets[-1]]
     return [tuple(gpus[gpu] for gpu in sorted(each)) for each in sorted(sets)]
-
-
-def _nearest(left: Sequence[int], num: int, topology: Topology | None) -> list[int]:
-    """Return the first GPU that is left with those that are nearest to it."""
-    first = left[0]
-    if topology is None:
-        return list(left[:num])
-    return sorted(left, key=lambda gpu: (topology.paths[first][gpu], gpu))[:num]
 
 
 _TRIES = 100
 
 
 class Ports:
-    """Hand out ports that are free and that no other trial was handed."""
+    """Free ports, none handed to two trials."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()
@@ -80,7 +73,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleGpus:
-    """Hold what CUDA_VISIBLE_DEVICES names, or else all GPUs that nvidia-smi lists."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or else all that nvidia-smi lists."""
 
     names: tuple[str, ...]
     topology: Topology | None = None
@@ -114,8 +107,8 @@ def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _topology(names: tuple[str, ...]) -> Topology | None:
-    """Return the ways between these GPUs; None where they are named by something else than their numbers."""
-    if len(names) < 2 or not all(is_digits(name) for name in names):
+    """Return the links between these GPUs; None where they are not named by their numbers."""
+    if len(names) < 2 or not all(name.isdecimal() for name in names):
         return None
     try:
         whole = parse_topology(nvidia_smi("topo", "-m", timeout_s=_TIMEOUT_S))
@@ -132,7 +125,7 @@ def _topology(names: tuple[str, ...]) -> Topology | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Hold what one trial has for itself; a trial that runs alone has all, and nothing of its command changes."""
+    """What one trial has for itself; a trial that runs alone has all, and nothing of its command changes."""
 
     gpus: tuple[str, ...] = ()
     port: int | None = None
@@ -157,7 +150,7 @@ T = TypeVar("T")
 
 
 class SlotPool(Generic[T]):
-    """Hand out slots, none to two trials at once.
+    """Slots, none handed to two trials at once.
 
     >>> pool = SlotPool(["n1", "n2"])
     >>> pool.take(lambda slot: slot != "n1"), pool.take(lambda slot: slot != "n2")
@@ -184,7 +177,7 @@ class SlotPool(Generic[T]):
 
 
 class LocalRoom:
-    """Hand out slots, no GPU and no port to two trials at once."""
+    """The room of this machine, in slots; no GPU and no port is handed to two trials at once."""
 
     def __init__(self, sets: list[tuple[str, ...]], num_slots: int) -> None:
         self.num_slots = num_slots

@@ -15,11 +15,11 @@ from pathlib import Path
 from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, RunnerRegistry, check_seconds
 from zenith_tune.runners.launch.process_tree import (
     MARK,
-    ProcessIdentity,
+    Process,
     ProcessTree,
     adopt_orphans,
-    began_ticks,
     end_adopted,
+    leader_of,
     ticks_at,
 )
 from zenith_tune.runners.local.gpu_usage import GpuWatch
@@ -27,7 +27,6 @@ from zenith_tune.runners.local.room import LocalRoom, Slot, named_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import TrialFolder, file_mode
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 # The trial's own shell notes who it is before the command starts and how it ended after, because both must be
 # known to a tuner that resumes after this one was killed. `read` and `printf` are built in: nothing is forked.
@@ -49,7 +48,7 @@ _MAX_POLL_S = 1.0
 
 @RunnerRegistry.register("local")
 class LocalRunner(Runner):
-    """Run trials as process groups of this machine, one at a time or side by side on GPUs of their own."""
+    """Trials as process groups of this machine, one at a time or side by side on GPUs of their own."""
 
     shares_machine = True
 
@@ -89,18 +88,18 @@ class LocalRunner(Runner):
 
     def recover(self, folder: Path) -> JobResult | None:
         files = TrialFolder(folder)
-        identity = ProcessIdentity.parse(files.read(files.process))
+        leader, is_alive = leader_of(files.read(files.process))
         # Read before anything is ended: what is written while its processes are being ended says nothing of the run.
         code = files.read(files.exit_code).strip()
-        if identity is not None and identity.is_alive():
-            tree = ProcessTree(folder, identity.pid)
-        elif identity is not None and identity.is_of_this_boot() and files.exit_code.is_file():
+        if leader is not None and is_alive:
+            tree = ProcessTree(folder, leader.pid)
+        elif leader is not None and files.exit_code.is_file():
             # What it left in the background is still in its session.
-            tree = ProcessTree(folder, identity.pid, until_ticks=ticks_at(files.exit_code.stat().st_mtime))
+            tree = ProcessTree(folder, leader.pid, until_ticks=ticks_at(files.exit_code.stat().st_mtime))
         else:
             tree = ProcessTree(folder, None)
         tree.end(self.grace_s)
-        is_code = is_digits(code) and int(code) <= _MAX_EXIT_CODE
+        is_code = code.isdecimal() and int(code) <= _MAX_EXIT_CODE
         return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s()) if is_code else None
 
     def close(self) -> None:
@@ -122,7 +121,7 @@ class LocalRunner(Runner):
 
 
 class LocalJob(Job):
-    """Stand for one process group."""
+    """One process group."""
 
     runner: LocalRunner
     slot: Slot = Slot()
@@ -145,8 +144,9 @@ class LocalJob(Job):
         with self.runner.starting_or_ending:
             self._process = _start(command, self.files, variables or {})
             self.runner.running.add(self)
-        pid = self._process.pid
-        self._tree = ProcessTree(self.files.path, pid, since_ticks=began_ticks(pid))
+        leader = Process.read(self._process.pid)
+        since_ticks = leader.start_ticks if leader else 0
+        self._tree = ProcessTree(self.files.path, self._process.pid, since_ticks=since_ticks)
 
     def look(self) -> JobResult | None:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -181,12 +181,17 @@ def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> su
     line = ParsedCommand.of(command)
     environment = {**os.environ, **variables, MARK: str(files.path)}
     if line.needs_shell:
-        argv = _shell_argv(command)
+        # With pipefail, so that `train | tee log` fails when the training does.
+        bash = shutil.which("bash")
+        argv = [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command]
     else:
         argv = line.argv()
         environment |= line.assignments()
     mode = file_mode(files.path)
-    masks = [_own_umask(), f"{0o777 & ~mode:03o}"]
+    # What a trial writes itself keeps the rights that this process gives new files.
+    status = Path("/proc/self/status").read_text().splitlines()
+    own_umask = next((line.split()[1] for line in status if line.startswith("Umask:")), "022")
+    masks = [own_umask, f"{0o777 & ~mode:03o}"]
     with open(files.log, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as log:
         return subprocess.Popen(
             ["/bin/sh", "-c", _SHELL, "zenithtune-trial", *masks, *argv],
@@ -196,15 +201,3 @@ def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> su
             env=environment,
             start_new_session=True,
         )
-
-
-def _own_umask() -> str:
-    """Return the rights that this process takes from new files, which a trial's own files keep."""
-    status = Path("/proc/self/status").read_text()
-    return next((line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), "022")
-
-
-def _shell_argv(command: str) -> list[str]:
-    """Run shell text by bash with pipefail, so that `train | tee log` fails when the training does."""
-    bash = shutil.which("bash")
-    return [bash, "-o", "pipefail", "-c", command] if bash else ["/bin/sh", "-c", command]

@@ -17,7 +17,6 @@ from zenith_tune.errors import UsageError
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 _CONNECT_S = 10.0
 _ADDRESS = re.compile(
@@ -28,7 +27,7 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """Hold one node; `name` is its address, with a part of its id where several share that."""
+    """A node; `name` is its address, with a part of its id where several share that."""
 
     node_id: str
     name: str
@@ -38,7 +37,7 @@ class RayNode:
 
 
 class RayCluster:
-    """Hold the connection to a cluster; one that this process has already is used, and left as it is."""
+    """The connection to a cluster; one that this process has already is used, and left as it is."""
 
     def __init__(self, address: str, cpus_per_node: float) -> None:
         check_address(address)
@@ -118,13 +117,16 @@ class RayCluster:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         self._is_own = True
-        _keep_output_clean()
+        # Standard output is the study's: Ray must not report there what happens to its nodes, which trials report.
+        printing: Any = importlib.import_module("ray._private.worker")
+        if hasattr(printing, "print_to_stdstream"):
+            printing.print_to_stdstream = lambda *_, **__: None
         return ray
 
     def _check_answers(self) -> None:
         """Refuse an address where nobody listens, for which Ray would look for minutes."""
         host, colon, port = self._address.rpartition("://")[2].rpartition(":")
-        if not colon or not is_digits(port):
+        if not colon or not port.isdecimal():
             return
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
@@ -160,20 +162,14 @@ def _imported() -> Any:
     return ray
 
 
-def _keep_output_clean() -> None:
-    """Keep Ray from printing what befell its nodes: standard output is the study's, and trials report it."""
-    printing: Any = importlib.import_module("ray._private.worker")
-    if hasattr(printing, "print_to_stdstream"):
-        printing.print_to_stdstream = lambda *_, **__: None
-
-
 def named_nodes(rows: Sequence[Mapping[str, Any]]) -> list[RayNode]:
     """Return the nodes that ray.nodes() lists."""
     shared = Counter(row["NodeManagerAddress"] for row in rows)
     return [
         RayNode(
             node_id=row["NodeID"],
-            name=_name(row["NodeManagerAddress"], row["NodeID"], shared[row["NodeManagerAddress"]]),
+            name=row["NodeManagerAddress"]
+            + ("" if shared[row["NodeManagerAddress"]] == 1 else f"#{row['NodeID'][:6]}"),
             is_alive=row["Alive"],
             num_gpus=row["Resources"].get("GPU", 0.0),
             num_cpus=row["Resources"].get("CPU", 0.0),
@@ -186,7 +182,3 @@ def _room(node: RayNode, bundle: Mapping[str, float]) -> int:
     rooms = [int(node.num_cpus / bundle["CPU"])] if bundle["CPU"] else []
     rooms += [int(node.num_gpus / bundle["GPU"])] if "GPU" in bundle else []
     return min(rooms, default=1)
-
-
-def _name(address: str, node_id: str, num_sharing: int) -> str:
-    return address if num_sharing == 1 else f"{address}#{node_id[:6]}"

@@ -34,11 +34,11 @@ _SILENT_S = 60.0
 LISTED_S = 3.0
 """How long after its workers a node is listed as dead."""
 _NODE_MARK = "ZENITHTUNE_NODE"
-"""Tells the processes of one worker from those of its peers, where two of Ray's nodes share a machine."""
+"""A variable that distinguishes one worker's processes from its peers', where two of Ray's nodes share a machine."""
 
 
 class GangLostError(Exception):
-    """Say what befell a trial that its command has no part in; `node` is the one that failed, if one did."""
+    """A failure that is not the command's; `node` is the one that failed, if one did."""
 
     def __init__(self, reason: str, node: str = "") -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class GangLostError(Exception):
 
 
 class NodeLostError(GangLostError):
-    """Say that a node is gone."""
+    """The loss of a node."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"node {name} was lost: {why}", name)
@@ -54,7 +54,7 @@ class NodeLostError(GangLostError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Hold where one worker is."""
+    """The place of one worker."""
 
     name: str
     node_id: str
@@ -64,7 +64,7 @@ class Slot:
 
 
 class RayGang:
-    """Hold a trial's nodes; the calling thread looks at `keep_on()` while it waits."""
+    """A trial's nodes; the calling thread looks at `keep_on()` while it waits."""
 
     def __init__(self, cluster: RayCluster, resources: Resources, keep_on: Callable[[], bool]) -> None:
         from ray.util.placement_group import placement_group
@@ -78,7 +78,7 @@ class RayGang:
         self._silent_since: dict[int, float] = {}
         self.slots: list[Slot] = []
         self._end_marks: list[str] = []
-        """What the processes of each worker carry, once they may be there."""
+        """The mark of each worker's processes, once they may be there."""
         self._bundle = cluster.bundle(resources)
         self._resources = resources = cluster.without_needless_avoidance(resources, self._bundle)
         avoided = [node.node_id for node in cluster.nodes() if node.name in resources.avoid]
@@ -218,13 +218,11 @@ class RayGang:
             ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=_LOOK_S)
             for ref in ready:
                 rank = asked.pop(ref)
-                yield rank, self._answer(ref, rank)
-
-    def _answer(self, ref: Any, rank: int) -> Any:
-        try:
-            return self._ray.get(ref)
-        except self._ray.exceptions.RayError as error:
-            raise self._lost(rank, error) from None
+                try:
+                    answer = self._ray.get(ref)
+                except self._ray.exceptions.RayError as error:
+                    raise self._lost(rank, error) from None
+                yield rank, answer
 
     def check_reach(self) -> None:
         """Raise NodeLostError if a worker is out of reach, for whoever cannot wait for it to come back."""
@@ -234,10 +232,13 @@ class RayGang:
     def check_nodes(self, wait_s: float = 0.0) -> None:
         """Raise NodeLostError if one of the nodes died, or does so within `wait_s`."""
         deadline = time.monotonic() + wait_s
-        while (name := self._dead_node()) is None and time.monotonic() < deadline:
+        while True:
+            alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
+            if dead := [slot.name for slot in self.slots if slot.node_id not in alive]:
+                raise NodeLostError(dead[0], "Ray says that it died")
+            if time.monotonic() >= deadline:
+                return
             time.sleep(_LOOK_S)
-        if name is not None:
-            raise NodeLostError(name, "Ray says that it died")
 
     def _lost(self, rank: int, error: Exception) -> GangLostError:
         """Return what is gone: a node, which may be another than Ray names first, or else a worker alone."""
@@ -247,10 +248,6 @@ class RayGang:
             return lost
         where = f" on {self.slots[rank].name}" if self.slots else ""
         return GangLostError(f"Ray's worker{where} died: {_said(error)}")
-
-    def _dead_node(self) -> str | None:
-        alive = {node.node_id for node in self._cluster.nodes() if node.is_alive}
-        return next((slot.name for slot in self.slots if slot.node_id not in alive), None)
 
 
 def _said(error: Exception) -> str:

@@ -30,7 +30,7 @@ _STARTING_WORKERS = threading.BoundedSemaphore(2)
 
 
 class RayJob(Job):
-    """Stand for a command that waits for its nodes or runs on them."""
+    """A command that waits for its nodes or runs on them."""
 
     def __init__(self, runner: Runner, request: JobRequest, cluster: RayCluster) -> None:
         self._cluster = cluster
@@ -43,7 +43,7 @@ class RayJob(Job):
         self._codes: dict[int, int] = {}
         self._outcome: JobResult | None = None
         self._error: Exception | None = None
-        """What is no fault of the cluster, such as a full disk here; raised to whoever waits."""
+        """An error that is not the cluster's, such as a full disk here; raised to whoever waits."""
         self._done.clear()
         threading.Thread(target=self._follow, name="ray-trial", daemon=True).start()
 
@@ -53,7 +53,7 @@ class RayJob(Job):
         if self._error is None:
             return self._outcome
         error = self._error
-        if faults.is_system_fault(error):  # it may pass: whoever waits on finds the command started anew
+        if faults.is_system_fault(error):  # it may pass: whoever waits on finds the command started again
             self.began = None
             self.files.log.unlink(missing_ok=True)
             self.start()
@@ -81,11 +81,16 @@ class RayJob(Job):
             lost = GangLostError(f"Ray failed: {type(error).__name__}: {error}".splitlines()[0][:300])
         ran_s = self.ran_s()
         if gang is not None:
-            self._end(gang)
+            try:
+                gang.end(0.0 if self.runner.in_a_hurry() else self.runner.grace_s)
+            except Exception as error:  # the cluster may be gone with all that ran on it
+                self.request.on_state(f"Ray did not end it: {type(error).__name__}")
         place = ",".join(slot.name for slot in gang.slots) if gang else ""
         self._outcome = self._judged(lost, place, ran_s)
-        with contextlib.suppress(OSError):  # a tuner that resumes without it runs the trial again
-            self._note(self._outcome)
+        if self._outcome.end is End.EXITED:
+            noted = {"exit_code": self._outcome.exit_code, "duration_s": ran_s, "place": place}
+            with contextlib.suppress(OSError):  # a tuner that resumes without it runs the trial again
+                write_json(self.files.job, {"runner": "ray", **noted})
         self._done.set()
 
     def _run(self, gang: RayGang) -> None:
@@ -149,12 +154,6 @@ class RayJob(Job):
         gives_up = self._failed_at is not None and time.monotonic() - self._failed_at >= _AFTER_FAILURE_S
         return self._asked is None and not gives_up
 
-    def _end(self, gang: RayGang) -> None:
-        try:
-            gang.end(0.0 if self.runner.in_a_hurry() else self.runner.grace_s)
-        except Exception as error:  # the cluster may be gone with all that ran on it
-            self.request.on_state(f"Ray did not end it: {type(error).__name__}")
-
     def _judged(self, lost: GangLostError | None, place: str, ran_s: float) -> JobResult:
         is_over = lost is None and bool(self._codes) and len(self._codes) == self.request.resources.nodes
         if self._asked is not None and not is_over:
@@ -164,16 +163,10 @@ class RayJob(Job):
         code = next((code for code in self._codes.values() if code), 0)
         return JobResult(end=End.EXITED, exit_code=code, duration_s=ran_s, place=place)
 
-    def _note(self, result: JobResult) -> None:
-        """Write down how the command exited, for a tuner that resumes."""
-        if result.end is End.EXITED:
-            reported = {"exit_code": result.exit_code, "duration_s": result.duration_s, "place": result.place}
-            write_json(self.files.job, {"runner": "ray", **reported})
-
 
 @RunnerRegistry.register("ray")
 class RayRunner(Runner):
-    """Gang-schedule each trial over nodes of a Ray cluster, and bring its output back."""
+    """Trials gang-scheduled over the nodes of a Ray cluster, which bring their output back."""
 
     def __init__(self, *, address: str = "auto", grace_s: float = 5.0, cpus_per_node: float = 1.0) -> None:
         if not 0 <= cpus_per_node < math.inf:

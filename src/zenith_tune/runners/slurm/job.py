@@ -40,7 +40,7 @@ _GIVE_UP_S = 90.0
 
 
 class SlurmJob(Job):
-    """Stand for one job; what the watcher sees of it decides how it ended, unless the tuner ended it itself."""
+    """One job; what the watcher sees of it decides how it ended, unless the tuner ended it itself."""
 
     def __init__(
         self,
@@ -74,14 +74,12 @@ class SlurmJob(Job):
     def start(self) -> None:
         if not self.job_id:
             submission, on_state = SlurmSubmission(self._client, self.files), self.request.on_state
-            self.job_id = submission.submit(self._options, self._script, self._is_interrupted, on_state) or ""
+            submitted = submission.submit(self._options, self._script, lambda: self.runner.num_interrupts > 0, on_state)
+            self.job_id = submitted or ""
         if self.job_id:
             self._watcher.add(self)
         else:
             self._outcome = ended(End.CANCELLED)
-
-    def _is_interrupted(self) -> bool:
-        return self.runner.num_interrupts > 0
 
     def look(self) -> JobResult | None:
         self._watcher.check()
@@ -246,7 +244,7 @@ _GROWTH = 1.4
 
 
 class SlurmWatcher:
-    """Hand every job what the scheduler says of it, from a thread that lives as long as there are jobs."""
+    """The thread that hands every job what the scheduler says about it, as long as there are jobs."""
 
     def __init__(self, ask: Callable[[Collection[str]], Mapping[str, JobStatus]], max_pause_s: float = 10.0) -> None:
         self.changed = threading.Condition()

@@ -11,7 +11,6 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.slurm.client import duration_s, hosts, megabytes
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 _OWN = frozenset(
     {"--array", "--chdir", "--clusters", "--error", "--export", "--input", "--job-name", "--open-mode", "--output"}
@@ -19,15 +18,12 @@ _OWN = frozenset(
 )
 """Options that would take the trial away from the tuner, which gives them itself or must do without."""
 
-_HELD = frozenset({"--hold"})
-_HELD_SHORT = re.compile(r"-[hkOQsvV]*H")
-"""-H, also behind others that take no value."""
-_MIN_BEGINNING = 3
+_HELD = frozenset({"--hold", "-H"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRequest:
-    """Hold what --slurm asks for, and turn it into options of sbatch."""
+    """The settings of --slurm, which become options of sbatch."""
 
     partition: str | None = None
     account: str | None = None
@@ -35,7 +31,7 @@ class SlurmRequest:
     constraint: str | None = None
     exclude: str | None = None
     nodes: int | None = None
-    """None: what the trial needs by itself; so too the GPUs."""
+    """Nodes per trial; None, here and for the GPUs: what the trial needs by itself."""
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
     mem: str | None = None
@@ -54,9 +50,9 @@ class SlurmRequest:
         for option in self.extra_options():
             name = option.partition("=")[0]
             problem = f"slurm: extra must not hold {name!r}"
-            if _is_one_of(_HELD, name) or _HELD_SHORT.match(option):
+            if name in _HELD:
                 raise UsageError(f"{problem}, with which no trial would start", hint="take it out")
-            if _is_one_of(_OWN, name) or (option[:2] in _OWN and not option.startswith("--")):
+            if name in _OWN or (option[:2] in _OWN and not option.startswith("--")):
                 raise UsageError(f"{problem}, which the tuner gives itself", hint="take it out")
 
     def extra_options(self) -> list[str]:
@@ -91,12 +87,6 @@ class SlurmRequest:
         return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_options()]
 
 
-def _is_one_of(options: frozenset[str], name: str) -> bool:
-    """Tell whether sbatch would take the name for one of these: it also takes the beginning of a long one."""
-    is_long = name.startswith("--") and len(name) > _MIN_BEGINNING
-    return name in options or (is_long and any(option.startswith(name) for option in options))
-
-
 MAX_SLOTS = 64
 _GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:([0-9]+)")
 _OUT = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|UNKNOWN|MAINT|POWERED_DOWN|POWERING_DOWN|FUTURE|INVAL")
@@ -104,7 +94,7 @@ _OUT = re.compile(r"DOWN|DRAIN|FAIL|NOT_RESPONDING|\*|UNKNOWN|MAINT|POWERED_DOWN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoom:
-    """Hold what a node has."""
+    """The resources of a node."""
 
     num_cpus: int
     num_gpus: int
@@ -113,7 +103,7 @@ class NodeRoom:
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     is_in: bool = True
-    """False of one that is down or drained."""
+    """Whether it is neither down nor drained."""
 
     @classmethod
     def read(cls, shown: dict[str, str]) -> NodeRoom:
@@ -198,7 +188,7 @@ def _wants(request: SlurmRequest, needs: Resources) -> str:
 
 def _check_limits(request: SlurmRequest, needs: Resources, chosen: Sequence[dict[str, str]], where: str) -> None:
     """Hold the request to the partitions' own limits; one partition that takes it is enough."""
-    sizes = [int(most) for each in chosen if is_digits(most := each.get("MaxNodes", ""))]
+    sizes = [int(most) for each in chosen if (most := each.get("MaxNodes", "")).isdecimal()]
     if len(sizes) == len(chosen) and needs.nodes > max(sizes):
         problem = f"slurm: a trial needs {needs.nodes} nodes, but {where} gives a job at most {max(sizes)}"
         raise UsageError(problem, hint="give fewer nodes=, or another partition=")

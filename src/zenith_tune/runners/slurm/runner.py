@@ -40,12 +40,12 @@ _LAUNCHES = ("auto", *map(str, (Launch.ONCE, Launch.EACH_NODE)))
 _SLOTS_PER_WAITING = 4
 """Slurm takes a second or more to start a job: of so many that run, one more waits to follow the next that ends."""
 _MAY_CHANGE = ("busy", "not available (down", "temporarily")
-"""What a refusal says that does not hold for ever."""
+"""Phrases of a refusal that does not hold for ever."""
 
 
 @RunnerRegistry.register("slurm")
 class SlurmRunner(LocalRunner):
-    """Run each trial as a Slurm job, or as a step where the tuner itself runs inside an allocation."""
+    """Trials as Slurm jobs, or as steps where the tuner itself runs inside an allocation."""
 
     shares_machine = False
 
@@ -101,7 +101,7 @@ class SlurmRunner(LocalRunner):
         self._setup = setup
         self._launch = launch
         self._ahead = ahead
-        """How many jobs wait in the queue beside those that fit, so that Slurm has the next one at hand."""
+        """Number of jobs that wait in the queue, so that Slurm has the next one at hand."""
         self._fitting: frozenset[str] = frozenset()
         """The nodes that a trial may run on, once the study is prepared."""
         self._client = SlurmClient(call_timeout_s)

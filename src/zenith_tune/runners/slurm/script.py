@@ -22,14 +22,13 @@ from zenith_tune.shell.lexer import Word
 from zenith_tune.shell.rank_launcher import DEEPSPEED, RankLauncher
 from zenith_tune.shell.variables import with_variables
 from zenith_tune.study.resources import Resources
-from zenith_tune.units import is_digits
 
 _LAUNCHES_ITSELF = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun", "prterun", "horovodrun"})
 _PORT = SHELL_MEETING.port
 
 
 class Launch(StrEnum):
-    """Say who starts a command on the nodes of its job."""
+    """The way in which a command is started on the nodes of its job."""
 
     ONCE = "once"
     """It runs on the first node, and starts what it needs on the others itself."""
@@ -46,9 +45,13 @@ class Launch(StrEnum):
         >>> [str(Launch.of(command, 2)) for command in commands]
         ['once', 'each-node', 'hostfile']
         """
-        if num_nodes == 1 or _launches_itself(command):
+        parsed = ParsedCommand.of(command)
+        words = [token for token in parsed.tokens if isinstance(token, Word)]
+        if parsed.found_target is not None:
+            words += parsed.found_target.words  # those inside a `bash -c`
+        if num_nodes == 1 or any((program_name(word) or "") in _LAUNCHES_ITSELF for word in words):
             return cls.ONCE
-        launcher = ParsedCommand.of(command).launcher
+        launcher = parsed.launcher
         goes_there_itself = launcher is not None and launcher.kind == DEEPSPEED and launcher.option("--launcher")
         return cls.HOSTFILE if goes_there_itself else cls.EACH_NODE
 
@@ -84,19 +87,11 @@ def _launched_once(launcher: RankLauncher, command: str, launch: Launch) -> str:
     elif launcher.option("--main-process-port") is not None:
         options["--main_process_port"] = _PORT
     host, colon, port = (launcher.option("--rdzv-endpoint") or "").rpartition(":")
-    if colon and is_digits(port):
+    if colon and port.isdecimal():
         options["--rdzv-endpoint"] = f'"{host}:$MASTER_PORT"'
     if launch is Launch.HOSTFILE:
         options["--hostfile"] = f'"$ZENITHTUNE_TRIAL_FOLDER/{HOSTFILE}"'
     return launcher.with_options(options, without=("-H",) if launch is Launch.HOSTFILE else ()) if options else command
-
-
-def _launches_itself(command: str) -> bool:
-    parsed = ParsedCommand.of(command)
-    words = [token for token in parsed.tokens if isinstance(token, Word)]
-    if parsed.found_target is not None:
-        words += parsed.found_target.words  # those inside a `bash -c`
-    return any((program_name(word) or "") in _LAUNCHES_ITSELF for word in words)
 
 
 # Bash handles a signal only while it waits, so the command runs in the background, yet with a SIGINT that it can get.
@@ -173,14 +168,14 @@ read -r < <(sweep)
 exit "$code"
 """
 _NODE_MARK = "ZENITHTUNE_TRIAL_NODE"
-"""Carried by what runs on one of several nodes: srun would wait for a daemon that holds its output."""
+"""The mark of what runs on one of several nodes: srun would wait for a daemon that holds its output."""
 _HOSTS = """  printf "%s slots={slots}\\n" "${{nodes[@]}}" > "$folder/{hostfile}"
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmScript:
-    """Hold what a job's script is made of; `text` has the command as it is, with its secrets."""
+    """A job's script; `text` has the command as it is, with its secrets."""
 
     command: str
     folder: Path

@@ -22,7 +22,6 @@ from zenith_tune.runners.slurm.script import Launch, launched_command
 from zenith_tune.runners.slurm.submission import SlurmSubmission
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial_log import TrialLog
-from zenith_tune.units import is_digits
 
 _IDS = re.compile(r"[0-9]+(?:-[0-9]+)?")
 _GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:([0-9]+)\(")
@@ -32,7 +31,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSlot:
-    """Hold the nodes of one trial's step, and which of the step's GPUs on each are the trial's."""
+    """The nodes of one trial's step, and which of the step's GPUs on each are the trial's."""
 
     nodes: tuple[str, ...]
     first_gpu: int = 0
@@ -40,14 +39,14 @@ class StepSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmAllocation:
-    """Hold what each node of an allocation gives, by the least of them."""
+    """An allocation, whose nodes all count as the least of them."""
 
     job_id: str
     nodes: tuple[str, ...]
     room: NodeRoom
-    """What the trials have of each node; no memory where Slurm does not share it out."""
+    """The trials' share of each node; no memory where Slurm does not share it out."""
     is_held: bool = False
-    """True where a step around the tuner holds all of it: further steps overlap, and the tuner shares it out."""
+    """Whether a step around the tuner holds all of it: further steps overlap, and the tuner shares it out."""
 
     @classmethod
     def read(cls, client: SlurmClient, job_id: str, environment: Mapping[str, str]) -> SlurmAllocation:
@@ -57,7 +56,7 @@ class SlurmAllocation:
         if not names:
             problem = f"slurm: job {job_id}, which SLURM_JOB_ID names, has no nodes"
             raise UsageError(problem, hint="leave it, or give steps=false")
-        memory = [int(each["Mem"]) for each in groups if is_digits(each.get("Mem", ""))]
+        memory = [int(each["Mem"]) for each in groups if each.get("Mem", "").isdecimal()]
         num_gpus = min(sum(map(int, _GPUS.findall(each.get("GRES", "")))) for each in groups)
         held = _nodes_of_step_around(environment)
         is_held = bool(held) and set(held) <= set(names)
@@ -122,7 +121,7 @@ class SlurmAllocation:
 def _nodes_of_step_around(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the nodes of the step that this process runs in, none where it runs in no step that holds anything."""
     step_id = environment.get("SLURM_STEP_ID", "")
-    is_normal = is_digits(step_id) and int(step_id) < _FIRST_SPECIAL_STEP
+    is_normal = step_id.isdecimal() and int(step_id) < _FIRST_SPECIAL_STEP
     return tuple(hosts(environment.get("SLURM_STEP_NODELIST", ""))) if is_normal else ()
 
 
@@ -175,7 +174,7 @@ export CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:{first}:{count}}")
 
 
 class SlurmSteps:
-    """Hold the allocation around the tuner, and what of it the tuner itself hands out."""
+    """The allocation around the tuner, and what of it the tuner itself hands out."""
 
     def __init__(self, job_id: str, client: SlurmClient, request: SlurmRequest, setup: str) -> None:
         self.job_id = job_id
@@ -210,7 +209,7 @@ class SlurmSteps:
             self._slots.give_back(slot)
 
     def command(self, command: str, name: str, launch: Launch, needs: Resources, slot: StepSlot | None = None) -> str:
-        """Return what starts the command as a step of its own, beside others; in its slot, where it has one."""
+        """Return what starts the command as a step of its own, next to others; in its slot, where it has one."""
         command = launched_command(command, launch, needs)
         if not is_one_step(launch, needs):
             return self._self_launched(command, launch, needs)
@@ -239,7 +238,7 @@ class SlurmSteps:
 
 
 class SlurmStep(LocalJob):
-    """Stand for one step; srun waits until the allocation has room for it, and its time counts from then."""
+    """One step; srun waits until the allocation has room for it, and its time counts from then."""
 
     def __init__(
         self, runner: LocalRunner, request: JobRequest, steps: SlurmSteps, needs: Resources, launch: Launch

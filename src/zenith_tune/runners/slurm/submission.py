@@ -17,7 +17,6 @@ from zenith_tune.runners.base import OnState
 from zenith_tune.runners.slurm.client import JobStatus, SlurmClient, SlurmUnreachableError
 from zenith_tune.runners.slurm.verdict import ENDED
 from zenith_tune.study.files import TrialFolder, write_json
-from zenith_tune.units import is_digits
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ _MAX_WAIT_S = 120.0
 
 
 class SlurmSubmission:
-    """Tie a trial's folder to its job: by the id in job.json, and by a job name that no other folder has."""
+    """The tie between a trial's folder and its job: the id in job.json, and a job name that no other folder has."""
 
     def __init__(self, client: SlurmClient, files: TrialFolder) -> None:
         self._client = client
@@ -53,7 +52,9 @@ class SlurmSubmission:
                 if not may_be_there:
                     on_state(f"the scheduler does not answer ({error}): waiting for it")
                 may_be_there = True
-                _sleep(pause_s, is_over)
+                until = time.monotonic() + pause_s
+                while time.monotonic() < until and not is_over():
+                    time.sleep(0.1)
                 pause_s = min(pause_s * 1.5, _MAX_PAUSE_S)
                 continue
             try:
@@ -69,7 +70,7 @@ class SlurmSubmission:
         noted = self.noted()
         if not noted:
             return None
-        if is_digits(job_id := str(noted.get("job") or "")):
+        if (job_id := str(noted.get("job") or "")).isdecimal():
             return self._persistently(lambda: self._client.jobs([job_id]).get(job_id))
         name, deadline = str(noted.get("name") or self.prefix), time.monotonic() + _UNDER_WAY_S
         while True:
@@ -105,12 +106,6 @@ class SlurmSubmission:
         """Write job.json."""
         begun = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self._files.job, {"scheduler": "slurm", "job": None, **content, "submitted": begun})
-
-
-def _sleep(seconds: float, is_over: Callable[[], bool]) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not is_over():
-        time.sleep(0.1)
 
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from zenith_tune.runners.base import End, JobResult
 from zenith_tune.runners.slurm.client import JobStatus, hosts
 from zenith_tune.study.files import TrialFolder
-from zenith_tune.units import is_digits
 
 _MAX_EXIT_CODE = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRecord:
-    """Hold where a job began and how its command exited, as its own shell noted."""
+    """Where a job began and how its command exited, as its own shell noted."""
 
     nodes: str = ""
     has_begun: bool = False
@@ -28,7 +27,7 @@ class SlurmRecord:
         begin = _pairs(files.read(files.process), job_id)
         end = _pairs(files.read(files.exit_code), job_id)
         code = end.get("code", "")
-        is_code = is_digits(code) and int(code) <= _MAX_EXIT_CODE
+        is_code = code.isdecimal() and int(code) <= _MAX_EXIT_CODE
         return cls(
             nodes=begin.get("nodes", ""),
             has_begun=bool(begin),
@@ -128,6 +127,6 @@ def exit_code(text: str) -> int | None:
     (3, 137, None)
     """
     code, _, signum = text.partition(":")
-    if not is_digits(code) or not is_digits(signum or "0"):
+    if not code.isdecimal() or not (signum or "0").isdecimal():
         return None
     return 128 + int(signum) if signum and int(signum) else int(code)
