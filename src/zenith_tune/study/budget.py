@@ -205,26 +205,28 @@ SIZE_UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
 
 
 def parse_size(text: str) -> float:
-    """Read an amount of memory in bytes.
+    """Read --max-memory, in bytes.
 
     >>> parse_size("70GiB") / 2**30, parse_size("512 MB")
     (70.0, 512000000.0)
     """
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(gib|mib|gb|mb)", text.strip().lower())
     if found is None:
-        raise UsageError(f"{text!r} is no amount of memory", hint="write it with its unit, e.g. 70GiB")
+        raise UsageError(f"--max-memory must be an amount with its unit, but got {text!r}", hint="write e.g. 70GiB")
     return float(found[1]) * SIZE_UNITS[found[2]]
 
 
 def parse_share(text: str) -> float:
-    """Read a share in percent as a fraction; a number below 1 may be meant as either, so that it needs its sign.
+    """Read --headroom, in percent, as a fraction; a number below 1 could mean either, so it needs its sign.
 
     >>> parse_share("5%"), parse_share("5")
     (0.05, 0.05)
     """
     found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?", text.strip())
     if found is None or float(found[1]) >= 100:
-        raise UsageError(f"{text!r} is no share from 0% to less than 100%", hint="write e.g. 5%")
+        raise UsageError(f"--headroom must be from 0% to less than 100%, but got {text!r}", hint="write e.g. 5%")
     if 0 < float(found[1]) < 1 and not text.strip().endswith("%"):
-        raise UsageError(f"{text!r} may mean {float(found[1]) * 100:g}% or {found[1]}%", hint="write one of them")
+        raise UsageError(
+            f"--headroom {text} may mean {float(found[1]) * 100:g}% or {found[1]}%", hint="write one of them"
+        )
     return float(found[1]) / 100

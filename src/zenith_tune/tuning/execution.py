@@ -77,7 +77,7 @@ class TrialExecution:
     def __init__(self, runner: Runner, config: StudyConfig, patience: RetryPolicy) -> None:
         self._runner, self._patience = runner, patience
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
-        self._secrets, self._repeats = config.secrets, config.repeats
+        self._secrets, self._repeats = config.secrets, config.options.repeats
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
         """Run the command, as often as repeats are asked for, and write the trial's files."""

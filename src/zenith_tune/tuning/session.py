@@ -27,7 +27,7 @@ from zenith_tune.record.server.url import database_path, shown
 from zenith_tune.runners.base import Job, Runner
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
-from zenith_tune.strategies.base import await_first
+from zenith_tune.strategies.base import TuningStrategy, await_first
 from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
@@ -94,10 +94,10 @@ class StudySession:
                 is_new = not record.exists()
                 if is_new:
                     folder.refuse_foreign(shown(url))
-                    if self.config.place.resume:
+                    if self.config.options.resume:
                         self._notifier.noted(f"there is no study {name!r} to resume: it begins now")
                     record.create(self.config.header, self.study.direction)
-                elif self.config.place.resume:
+                elif self.config.options.resume:
                     record.reopen(self.config.header)
                     self._keep_limits(record.search())
                 else:
@@ -128,7 +128,7 @@ class StudySession:
         """Take the limits that the study was begun with where no others are stated, and the time that it took."""
         self._limits.earlier_s = search.elapsed_s
         config = self.config.with_limits(search.budget, search.memory)
-        if config == self.config:
+        if (config.budget, config.memory) == (self.config.budget, self.config.memory):
             return
         self.config = self._limits.config = config
         self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
@@ -246,14 +246,10 @@ class StudySession:
         )
         record.keep_search(self._search)
 
-    def search_by(self, config: StudyConfig) -> None:
-        """Continue by the strategy of another configuration of this study, and for its number of trials."""
-        self.config = replace(
-            self.config, strategy_name=config.strategy_name, strategy=config.strategy, limits=config.limits
-        )
-        bounds = (config.limits.n_trials, config.strategy.max_trials(config.preset.get_search_space()))
-        max_trials = min((bound for bound in bounds if bound is not None), default=None)
-        self._search = replace(self._search, strategy=config.strategy_name, max_trials=max_trials)
+    def search_by(self, name: str, strategy: TuningStrategy) -> None:
+        """Continue by another strategy, and for its number of trials."""
+        self.config = replace(self.config, strategy_name=name, strategy=strategy)
+        self._search = replace(self._search, strategy=name, max_trials=self.config.max_trials)
         self._require_record().keep_search(self._search)
 
     def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
@@ -438,7 +434,7 @@ class StudySession:
         # Of a run that was tried again, the last time counts.
         last = {(trial.is_baseline, trial.identity): trial for trial in finished if trial.outcome in _FINISHED}
         for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
-            if self.config.place.retry_failed and trial.outcome is Outcome.ERROR:
+            if self.config.options.retry_failed and trial.outcome is Outcome.ERROR:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)
