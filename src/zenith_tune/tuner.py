@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import (
-    ConsecutiveDuplicateLimitExceeded,
-    ConsecutivePruneLimitExceeded,
     OptionsWithoutEffect,
     StudyLimitReached,
     TrialExhausted,
@@ -24,21 +22,18 @@ from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
 from zenith_tune.study.budget import Estimate
 from zenith_tune.study.parameters import Params
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study, StudyEnding
 from zenith_tune.study.verdict import spent_s
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.confirmation import Confirmation
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
-from zenith_tune.tuning.interruption import Interruption, why_stopped
+from zenith_tune.tuning.interruption import LIMITS, Interruption, ending_by
 from zenith_tune.tuning.lever_phase import LeverPhase, reserved_trials
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.tuning.resolve import make_strategy, resolve, resolve_runner
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.units import count, format_seconds
-
-LAYOUTS_END = (ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted)
-"""What ends the search for a layout, after which levers are tried, or named where nothing is left for them."""
 
 
 class PresetTuner:
@@ -174,7 +169,7 @@ class PresetTuner:
             check_interrupted=interruption.check,
             others=session.others,
         )
-        why = "it failed"
+        ending = StudyEnding(EndReason.FAILED, "it failed")
         self._study = session.study
         try:
             plan = _plan(session, runner)
@@ -182,23 +177,23 @@ class PresetTuner:
             self.listener.study_started(plan)
             if config.options.dump_env:
                 session.dump_environment()
-            why = self._search(scheduler, session, plan)
+            ending = self._search(scheduler, session, plan)
             session.limit_memory()
             side_by_side = runner.shares_machine and runner.num_slots > 1
             if (side_by_side or config.options.confirm) and session.study.is_sound:
                 self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
-            why = why_stopped(error) or why
+            ending = ending_by(error)
             runner.interrupt()  # nothing that other threads still run is worth waiting for
             raise
         finally:
             try:
                 scheduler.close()
             finally:
-                self._end(session, why)
+                self._end(session, ending)
 
-    def _search(self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan) -> str:
-        """Run the user's own command, and the strategy to its end; wait for what it submitted, return what ended it."""
+    def _search(self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan) -> StudyEnding:
+        """Run the user's own command and the strategy, wait for what it submitted, and return what ended it."""
         config, strategy = session.config, session.config.strategy
         try:
             if config.runs_baseline:
@@ -212,19 +207,19 @@ class PresetTuner:
                 with scheduler.leaving(reserved_trials(config)):
                     strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
                     scheduler.settle()
-                why = strategy.why_done() or "every planned trial has run"
-            except LAYOUTS_END as limit:
-                why = str(limit)
+                ending = StudyEnding(EndReason.DONE, strategy.why_done() or "every planned trial has run")
+            except LIMITS as limit:
+                ending = ending_by(limit)
                 with contextlib.suppress(TrialExhausted):  # of trials that the same limit cut off
                     scheduler.settle()
             LeverPhase(session, scheduler, self.listener.noted).run()
         except StudyLimitReached as limit:
-            why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)
+            ending, session.study.is_sound = ending_by(limit), not isinstance(limit, OptionsWithoutEffect)
         try:
             scheduler.drain()
         except StudyLimitReached as limit:
-            why = str(limit)
-        return why
+            ending = ending_by(limit)
+        return ending
 
     def _learn(self, session: StudySession, num_slots: int) -> None:
         """Let preset and strategy learn from the user's own command, before the strategy is asked for points."""
@@ -256,13 +251,14 @@ class PresetTuner:
             missing = "trials that may be as fast are not run again" if is_confirmed else "the gain is not confirmed"
             self.listener.noted(f"{missing}: {limit}")
 
-    def _end(self, session: StudySession, why: str) -> None:
+    def _end(self, session: StudySession, ending: StudyEnding) -> None:
         config, study = session.config, session.study
         folder, findings = config.place.folder, config.strategy.findings()
-        is_cut_off, verdict = why.startswith("interrupted"), session.verdict()
+        verdict = session.verdict()
         end = StudyEnd(
             study=study,
-            why=why,
+            reason=ending.reason,
+            why=ending.why,
             best_command=session.best_command(),
             csv_path=folder.csv,
             json_path=folder.json,
@@ -273,10 +269,10 @@ class PresetTuner:
             warnings=config.line.warnings(),
             findings=findings,
             verdict=verdict,
-            diagnosis=_diagnosis(session, why) if not is_cut_off else [],
+            diagnosis=[] if ending.reason is EndReason.INTERRUPTED else _diagnosis(session, ending.why),
         )
         try:
-            session.end_search(why, findings, verdict)
+            session.end_search(ending.why, findings, verdict)
             session.export()
         finally:
             self.listener.study_ended(end)
@@ -306,7 +302,7 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         budget=config.priced_budget,
         num_gpus=config.num_gpus or 1,
         first_state=FIRST_STATE if runner.shares_machine else "starting",  # there it may have to wait
-        labels={trial.number or 0: session.label(trial) for trial in session.recorded.values()},
+        labels={trial.number: session.label(trial) for trial in session.recorded.values()},
         study=session.study,
     )
 

@@ -82,7 +82,7 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
     }
     tune(tmp_path, preset=ToyPreset(range(1, 6)), **options).optimize()
     assert [trial.params["x"] for trial in witness.trials][-1] == 5
-    assert witness.trials[-1].identity.endswith("# alone")
+    assert witness.trials[-1].is_rerun
     [line] = [note for note in witness.notes if "run again" in note]
     assert "slow one another" not in line
     again = Witness()
@@ -96,7 +96,7 @@ def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_pat
     [line] = [note for note in witness.notes if "run again" in note]
     assert "slow one another" in line and "stays" in line
     assert best.is_rerun and best.params["x"] == 13
-    alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
+    alone = [trial.params["x"] for trial in witness.trials if trial.is_rerun]
     assert alone[0] == 13 and len(alone) > 1
 
 

@@ -66,6 +66,7 @@ def trial_as_json(trial: Trial) -> dict[str, Any]:
         **plain,
         "outcome": str(trial.outcome),
         "is_baseline": trial.is_baseline,
+        "rerun_of": trial.rerun_of,
         "parameters": dict(trial.params),
         "folder": str(trial.folder) if trial.folder else None,
     }

@@ -75,7 +75,7 @@ class ExportedStudy:
             raise TypeError("best_command is no text")
         direction = Direction(content["direction"])
         header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
-        trials = tuple(TrialView(trial=exported_trial(each)) for each in content["trials"])
+        trials = tuple(TrialView(trial=exported_trial(each, content["trials"])) for each in content["trials"])
         search = StudySearch.from_json(content.get("search"))
         return StudyView(
             name=self.name,
@@ -151,7 +151,7 @@ class StudyReader:
             attributes, stored = record.user_attrs, record.get_trials(deepcopy=False)
             direction = Direction[record.direction.name]
         header = StudyHeader.from_stored(attributes.get(HEADER_KEY), self.name)
-        trials = tuple(self._view(frozen) for frozen in stored if TWIN_OF not in frozen.user_attrs)
+        trials = tuple(self._view(frozen, stored) for frozen in stored if TWIN_OF not in frozen.user_attrs)
         search = StudySearch.from_json(attributes.get(SEARCH_KEY))
         study, folder = study_of(trials, direction, search.memory_limit_bytes), _study_folder(trials)
         kept = {} if any(view.is_running for view in trials) else remembered(folder, study)
@@ -187,11 +187,11 @@ class StudyReader:
         except KeyError:
             raise UnknownNameError("study", self.name, study_names(self.url)) from None
 
-    def _view(self, frozen: FrozenTrial) -> TrialView:
+    def _view(self, frozen: FrozenTrial, stored: list[FrozenTrial]) -> TrialView:
         state, known = self._known.get(frozen.number, (None, None))
         if known is None or state is not frozen.state:
             with refuse_unreadable(f"trial {frozen.number} of study {self.name!r}"):
-                known = trial_view(frozen, self._folders)
+                known = trial_view(frozen, self._folders, stored)
             self._known[frozen.number] = (frozen.state, known)
         return known
 

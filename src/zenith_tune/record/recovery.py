@@ -181,6 +181,7 @@ def _frozen(content: Json | None, folder: Path, distributions: Json) -> Any:
         return create_trial(state=TrialState.FAIL, user_attrs={TWIN_OF: "lost"})
     run = {"identity": content["identity"], "is_baseline": bool(content["is_baseline"]), "why": content["why"] or ""}
     run |= {"label": "", "study_folder": str(folder)}
+    run |= {"rerun_of": content["rerun_of"]} if "rerun_of" in content else {}  # not in files of older releases
     params = dict(content["parameters"])
     known = {name: distributions[name] for name in params}
     if content["outcome"] == _RUNNING:

@@ -105,7 +105,7 @@ class TrialView:
     @property
     def number(self) -> int:
         """The trial's number, which every recorded one has."""
-        return self.trial.number or 0
+        return self.trial.number
 
     @property
     def state(self) -> str:
@@ -187,10 +187,10 @@ class StudyView:
 def study_of(trials: Iterable[TrialView], direction: Direction, memory_limit_bytes: float | None = None) -> Study:
     """Return the study that ended trials make, by the rule by which one is resumed."""
     ended = [view.trial for view in trials if not view.is_running and view.trial.outcome is not Outcome.CANCELLED]
-    last = {(trial.is_baseline, trial.identity or trial.number): trial for trial in ended}
+    last = {trial.key if trial.identity else trial.number: trial for trial in ended}
     study = Study(direction)
     study.limit_memory(memory_limit_bytes)
-    for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
+    for trial in sorted(last.values(), key=lambda trial: trial.number):
         study.add(trial)
     return study
 
@@ -200,7 +200,7 @@ def unfinished(view: StudyView) -> list[TrialView]:
 
     One that was cancelled by hand, or by a scheduler, has a kind of failure: the study went on after it.
     """
-    last = {(each.trial.is_baseline, each.trial.identity or each.number): each for each in view.trials}
+    last = {each.trial.key if each.trial.identity else each.number: each for each in view.trials}
     return [each for each in last.values() if each.is_running or _was_cut_off(each)]
 
 

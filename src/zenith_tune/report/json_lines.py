@@ -80,6 +80,7 @@ class JsonLinesReporter(StudyListener):
     def study_ended(self, end: StudyEnd) -> None:
         study = end.study
         content = {
+            "reason": end.reason,
             "why": end.why,
             "best": best_as_json(study),
             "baseline": trial_as_json(study.baseline) if study.baseline else None,

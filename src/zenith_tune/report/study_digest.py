@@ -191,7 +191,7 @@ class StudyDigest:
                 number,
                 {
                     "doctor": _diagnosis(preset, view),
-                    "best_layout": _best_layout(preset, planned.get(number or 0) if fastest else None),
+                    "best_layout": _best_layout(preset, planned.get(fastest.number) if fastest else None),
                 },
             )
         return self._best[1]

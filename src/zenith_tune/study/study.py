@@ -8,10 +8,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
 
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
-from zenith_tune.study.trial import RERUN, Outcome, Trial
+from zenith_tune.study.trial import Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
 """A smaller one is what two runs of one command differ by."""
@@ -23,8 +25,27 @@ MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
 
+class EndReason(StrEnum):
+    """Why a study ended."""
+
+    DONE = "done"
+    """The strategy has tried what it wanted to."""
+    LIMIT = "limit"
+    """A budget is used, or a limit is reached."""
+    FAILED = "failed"
+    """The user's own command fails, the options take no effect, or the tuner itself failed."""
+    INTERRUPTED = "interrupted"
+
+
+class StudyEnding(NamedTuple):
+    """Why a study ended, and how that is put in a sentence."""
+
+    reason: EndReason
+    why: str
+
+
 class Study:
-    """Hold the trials of a study in the order in which they ended."""
+    """The trials of a study in the order in which they ended."""
 
     def __init__(self, direction: Direction) -> None:
         self.direction = direction
@@ -49,8 +70,8 @@ class Study:
         """Runs of the user's own command at the end that did not go well."""
         self.max_reruns = MAX_RERUNS
         """How many reruns there may be, those of earlier runs of the study included."""
-        self._replaced: set[str] = set()
-        """The runs that were run again: what they measured then is what counts."""
+        self._replaced: set[int] = set()
+        """The numbers of the trials that ran again: what they measured then is what counts."""
         self._fewest_settings = sys.maxsize
         """Of a trial: levers come on top."""
         self.is_sound = True
@@ -84,7 +105,7 @@ class Study:
     @property
     def lever_gains(self) -> tuple[LeverGain, ...]:
         """Return what the levers of the best trial gave, the first over its layout alone."""
-        identity = "" if self.best is None else self.best.identity.removesuffix(RERUN)
+        identity = "" if self.best is None else self.best.identity
         if identity not in self._lever_gains:
             return ()
         runs = list(self._lever_gains)
@@ -102,8 +123,8 @@ class Study:
             return
         self.trials.append(trial)
         self._fewest_settings = min(self._fewest_settings, len(trial.params))
-        if trial.is_rerun:
-            self._replaced.add(trial.identity.removesuffix(RERUN))
+        if trial.rerun_of is not None:
+            self._replaced.add(trial.rerun_of)
             if self.may_be_best(trial) and self._is_proven(trial):
                 self._checked = self._better_of(self._checked, trial)
             self._unchecked = None
@@ -157,7 +178,7 @@ class Study:
     @property
     def counted(self) -> list[Trial]:
         """Return the trials that count: of one that ran again, the last run."""
-        return [trial for trial in self.trials if trial.identity not in self._replaced]
+        return [trial for trial in self.trials if trial.number not in self._replaced]
 
     def allow_reruns(self) -> None:
         """Let as many trials run again as one run of a study may, whatever earlier ones did."""
@@ -167,17 +188,15 @@ class Study:
         """Return the trial that a rerun repeats."""
         if trial.is_baseline:
             return self.first_baseline if trial.is_rerun else None
-        identity = trial.identity.removesuffix(RERUN) if trial.is_rerun else None
-        return next((each for each in self.trials if each.identity == identity), None)
+        return next((each for each in self.trials if each.number == trial.rerun_of), None)
 
     def number_of(self, trial: Trial) -> int:
         """Return the number that a trial is known by: that of its first run, whichever run counts."""
-        return (self.first_run(trial) or trial).number or 0
+        return (self.first_run(trial) or trial).number
 
     def reruns_of(self, trial: Trial) -> list[int]:
         """Return the numbers of the runs that repeated a trial to confirm it."""
-        identity = trial.identity.removesuffix(RERUN) + RERUN
-        return [each.number or 0 for each in self.trials if each.is_rerun and each.identity == identity]
+        return [each.number for each in self.trials if each.rerun_of == self.number_of(trial)]
 
     def limit_memory(self, limit_bytes: float | None) -> None:
         """Choose the best among what takes no more of a GPU's memory."""
@@ -230,7 +249,7 @@ class Study:
         return all(self.proves_better(trial, than=run) for run in usable)
 
     def _weigh(self, trial: Trial) -> None:
-        is_other = trial.identity not in self._replaced and not trial.is_rerun
+        is_other = trial.number not in self._replaced and not trial.is_rerun
         if is_other and self.may_be_best(trial) and self._is_proven(trial):
             self._unchecked = self._better_of(self._unchecked, trial)
 
@@ -300,9 +319,9 @@ class Study:
         if best is None or best.value is None or self.direction.better(trial.value, than=best.value):
             return trial
         # Of equals the first, in whatever order they ended: so several tuners of a study name the same one.
-        return trial if trial.value == best.value and (trial.number or 0) < (best.number or 0) else best
+        return trial if trial.value == best.value and trial.number < best.number else best
 
 
 def _settings(trial: Trial) -> str:
     """Name what a run has in common with those that repeat it."""
-    return "" if trial.is_baseline else trial.identity.removesuffix(RERUN)
+    return "" if trial.is_baseline else trial.identity

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from zenith_tune.study.parameters import Value
 from zenith_tune.units import format_value
@@ -25,18 +26,26 @@ class Outcome(StrEnum):
 
 YOUR_COMMAND = "your command"
 """What the user's own command, run as it is, is called in place of a layout."""
-RERUN = " # alone"
-"""Ends the identity of a run that repeats another one with the machine for itself, to confirm what it measured."""
 AGAIN = " (again)"
-"""Behind the label of such a run."""
+"""The end of the label of a run that repeats another one."""
+NOT_RUN = -1
+"""The number of a point that never ran: one that was pruned, or valued by a plain function."""
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
 
 
+class RunKey(NamedTuple):
+    """What distinguishes a run from the others of its study; one that is tried again after a failure has the same."""
+
+    identity: str
+    is_baseline: bool = False
+    rerun_of: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Hold one trial; `value` is None unless it went well, so that a failed trial is never best."""
+    """A trial's outcome; `value` is None unless it went well, so that a failed trial is never best."""
 
     params: Mapping[str, Value]
     outcome: Outcome
@@ -45,12 +54,14 @@ class Trial:
     """Why it did not go well, in one line."""
     failure: str | None = None
     """What kind of failure it was, such as "out of memory" or "configuration"."""
-    number: int | None = None
-    """The trial's number in its study; None for a pruned point, which never ran."""
+    number: int = NOT_RUN
+    """The trial's number in its study."""
     command: str = ""
     """The exact command, with secrets masked."""
     identity: str = ""
-    """What was run, apart from where: two points with the same identity are one run under two names."""
+    """The command and the files that ran: two points with the same identity are one run under two names."""
+    rerun_of: int | None = None
+    """The number of the trial that this run repeats to confirm it; of your own command, that of its run before."""
     folder: Path | None = None
     duration_s: float | None = None
     unit: str = ""
@@ -86,7 +97,12 @@ class Trial:
     @property
     def is_rerun(self) -> bool:
         """Tell whether it ran another trial again: it then stands for that one."""
-        return self.identity.endswith(RERUN)
+        return self.rerun_of is not None
+
+    @property
+    def key(self) -> RunKey:
+        """What distinguishes this run from the others of its study."""
+        return RunKey(self.identity, self.is_baseline, self.rerun_of)
 
     @property
     def ok(self) -> bool:

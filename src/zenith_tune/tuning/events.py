@@ -10,7 +10,7 @@ from pathlib import Path
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Findings, Trial
 from zenith_tune.study.verdict import Verdict
 
@@ -49,10 +49,12 @@ class StudyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyEnd:
-    """Hold what is known after the last trial."""
+    """A study after its last trial."""
 
     study: Study
+    reason: EndReason
     why: str
+    """The reason in a sentence."""
     best_command: str | None
     """The fastest command, ready to paste, secrets masked."""
     csv_path: Path
@@ -125,7 +127,7 @@ class StudyNotifier:
 
     def started(self, trial: Trial, label: str, log_path: Path, limit_s: float | None) -> None:
         """Tell of a trial that starts."""
-        number = trial.number or 0
+        number = trial.number
         with self._lock:
             self._listener().trial_started(number, label, log_path, limit_s, trial.why)
             self._started.add(number)

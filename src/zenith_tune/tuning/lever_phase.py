@@ -20,7 +20,7 @@ from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
-from zenith_tune.tuning.interruption import why_stopped
+from zenith_tune.tuning.interruption import ending_by
 from zenith_tune.tuning.session import StudySession
 
 LEAST_SHARE = 0.002
@@ -95,7 +95,7 @@ class LeverPhase:
             frees = [lever for lever in allowed if lever.is_for_memory]
             kept = self._make_room(kept, [lever for lever in worth if not self._fits([lever], fastest)], frees)
         except BaseException as error:  # a budget that is spent, or a signal
-            self._close(why_stopped(error), is_cut_off=True)
+            self._close(ending_by(error).why, is_cut_off=True)
             raise
         self._close()
         if kept.levers:

@@ -20,6 +20,7 @@ from zenith_tune.errors import TrialExhausted
 from zenith_tune.record.storage import clear_errors
 from zenith_tune.record.stored_trial import RUN, TWIN_OF
 from zenith_tune.study.faults import RetryPolicy
+from zenith_tune.study.trial import RunKey
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -100,9 +101,10 @@ class OpenClaim:
     host: str
 
 
-def run_key(identity: str, *, is_baseline: bool) -> str:
-    """Return what a claim goes by: identities are whole commands, of any length."""
-    return hashlib.sha256(f"{'baseline' if is_baseline else 'point'}\n{identity}".encode()).hexdigest()
+def run_key(run: RunKey) -> str:
+    """Return the name of a run in the tables of claims: identities are whole commands, of any length."""
+    again = "" if run.rerun_of is None else f"\nagain {run.rerun_of}"
+    return hashlib.sha256(f"{'baseline' if run.is_baseline else 'point'}\n{run.identity}{again}".encode()).hexdigest()
 
 
 class Claims:

@@ -13,7 +13,7 @@ from zenith_tune.errors import StudyError, ZenithTuneError
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.server.claims import Claims, run_key
 from zenith_tune.record.storage import is_away
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 
 
 class Heartbeat:
@@ -113,20 +113,20 @@ class OtherTuners:
         self._thread = threading.Thread(target=self._look_on, name="other tuners", daemon=True)
         self._thread.start()
 
-    def ask(self, identity: str, limit: int | None = None, *, is_baseline: bool = False) -> Future[Trial | None] | None:
+    def ask(self, asked: RunKey, limit: int | None = None) -> Future[Trial | None] | None:
         """Claim a run: None where it is this tuner's now.
 
         Else what comes of it elsewhere: a trial, or None where this tuner has to run it after all. Raises
         TrialExhausted where all tuners together have spent the budget of `limit` trials.
         """
-        run = run_key(identity, is_baseline=is_baseline)
+        run = run_key(asked)
         with self._lock:
             if run in self._followed:
                 self._follow(run)
                 return None
-        if run not in self._results and self._claims.take(run, limit, is_baseline=is_baseline):
+        if run not in self._results and self._claims.take(run, limit, is_baseline=asked.is_baseline):
             return None
-        wait = _Wait(limit=limit, is_baseline=is_baseline)
+        wait = _Wait(limit=limit, is_baseline=asked.is_baseline)
         if run in self._results:
             wait.answer.set_result(self._results[run])
             return wait.answer
@@ -135,13 +135,13 @@ class OtherTuners:
                 raise self._error
             return self._waiting.setdefault(run, wait).answer
 
-    def give_back(self, identity: str) -> None:
+    def give_back(self, claimed: RunKey) -> None:
         """Give up a run that was claimed and not begun."""
-        self._claims.end(run_key(identity, is_baseline=False), is_free=True)
+        self._claims.end(run_key(claimed), is_free=True)
 
-    def holds(self, identity: str) -> bool:
-        """Tell whether this tuner has claimed a point, and not begun it."""
-        run = run_key(identity, is_baseline=False)
+    def holds(self, asked: RunKey) -> bool:
+        """Tell whether this tuner has claimed a run, and not begun it."""
+        run = run_key(asked)
         return run in self._handed_over or self._claims.holds(run)
 
     def own(self, number: int) -> None:
@@ -166,7 +166,7 @@ class OtherTuners:
         """Take in what the others have finished."""
         with self._looking:
             for trial in self._record.finished(besides=self._seen):
-                self._seen.add(trial.number or 0)
+                self._seen.add(trial.number)
                 self._take(trial)
 
     def catch_up_if_possible(self) -> None:
@@ -187,11 +187,11 @@ class OtherTuners:
         if trial.outcome is Outcome.CANCELLED:
             return
         self._take_in(trial)
-        self._results[run_key(trial.identity, is_baseline=trial.is_baseline)] = trial
+        self._results[run_key(trial.key)] = trial
 
     def _follow(self, run: str) -> None:
         self._handed_over.add(run)
-        self._seen.add(self._followed.pop(run).number or 0)
+        self._seen.add(self._followed.pop(run).number)
 
     def _look_on(self) -> None:
         while not self._is_over.wait(self._rhythm.poll_s):

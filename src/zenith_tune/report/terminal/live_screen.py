@@ -139,7 +139,7 @@ class LiveScreen:
 
     def finish(self, trial: Trial, label: str) -> None:
         """Take in a trial that ended."""
-        self._running.pop(trial.number or 0, None)
+        self._running.pop(trial.number, None)
         self._recent = [*self._recent, (trial, label)][-_ROWS:]
 
     def status(self) -> str:

@@ -76,7 +76,7 @@ def _early_kind(reason: str) -> str:
 def _chosen(study: Study) -> list[Trial]:
     if len(study.trials) <= MAX_ROWS:
         # Side by side they end in another order than they began.
-        return sorted(study.trials, key=lambda trial: trial.number or 0)
+        return sorted(study.trials, key=lambda trial: trial.number)
     ok = [trial for trial in study.trials if trial.value is not None]
     ok.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction.better(2.0, than=1.0))
     return ok[: MAX_ROWS // 2]
@@ -87,7 +87,7 @@ def _ended(trial: Trial) -> str:
 
 
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
-    label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
+    label = "your command" if trial.is_baseline else labels.get(trial.number, "")
     row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=_ended(trial))
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
     number, name, state, *rest = row.cells(*columns)
