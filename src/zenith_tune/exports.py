@@ -34,7 +34,7 @@ FIELDS = ("failure", "cause", "early", "why", "unit", "command")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTrial:
-    """Hold one trial that has ended."""
+    """A trial that has ended."""
 
     number: int
     label: str
@@ -94,7 +94,7 @@ MAX_CHARS, MAX_KEY_CHARS = 5000, 250
 _PAGE = 1000
 _HINT = "give another --mlflow, such as sqlite:///mlflow.db or http://host:5000"
 _DEFAULTS = {
-    # Nobody but the store that is named hears of a study.
+    # A study goes to the store that is named, and nowhere else.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # A server that is away is reported in seconds, not minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

@@ -109,7 +109,7 @@ class PresetTuner:
         config.strategy.prepare(self.tuned_job(runner.num_slots, config.place.folder.path))
         runner.reset()
         interruption = Interruption(runner.interrupt, lambda: runner.num_running > 0)
-        # The listener is made when there is something to hear: most mistakes are reported before.
+        # The listener is made when there is something to report: most mistakes are found before.
         session = StudySession(config, runner, lambda: self.listener, interruption)
         try:
             with interruption:

@@ -77,7 +77,7 @@ def _run(arguments: list[str], own: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
+        sys.stderr.close()  # the reader of our output is gone
         return 1
     except Exception as error:
         if "--debug" in own:

@@ -30,7 +30,7 @@ OPTION = "--global-batch-size"
 
 
 def batch_note(study: Study) -> str:
-    """Return a line to stand beside the gain; nothing where both train the same batch, or one is not known."""
+    """Return a note on the gain; nothing where both train the same batch, or one is not known."""
     base, best = study.baseline, study.best
     if base is None or best is None or not base.ok:
         return ""

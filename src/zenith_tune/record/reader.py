@@ -115,7 +115,7 @@ def study_names(url: str) -> list[str]:
 def recorded_choices(url: str, name: str) -> dict[str, tuple[Value, ...]]:
     """Return what every trial of a study chose from, by parameter; nothing of one that is not there or has no trials.
 
-    Parameters that some trials have beside those of the others are no part of the search space.
+    Parameters that only some trials have are no part of the search space.
     """
     if (path := database_path(url)) is not None and not path.is_file():
         return {}
@@ -172,7 +172,7 @@ class StudyReader:
         )
 
     def _study(self) -> optuna.Study:
-        """Return the study, which reads an ended trial only once; a database in place of another is read anew."""
+        """Return the study, which reads an ended trial only once; one that was replaced is read again."""
         file = 0 if self._database is None or not self._database.is_file() else self._database.stat().st_ino
         if self._opened is None or self._opened[0] != file:
             self._opened, self._known = (file, self._load()), {}

@@ -175,7 +175,7 @@ class StudyRecord:
             self._keep(header, Direction(self._study.direction.name.lower()), {**self._kept, **new})
 
     def _keep(self, header: StudyHeader, direction: Direction, distributions: Mapping[str, Any]) -> None:
-        """Write what a lost database is made anew from, beside the trials' own files."""
+        """Write what a lost database is rebuilt from, together with the trials' own files."""
         self._kept = dict(distributions)
         content = {"header": asdict(header), "direction": direction.value, "distributions": self._kept}
         self._folder.make()

@@ -19,7 +19,7 @@ SEARCH_KEY = "zenithtune:search"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySearch:
-    """Hold what is known of the search beside its trials; all of it is empty in the records of older releases."""
+    """The search of a study, without its trials; empty in the records of older releases."""
 
     strategy: str = ""
     max_trials: int | None = None
@@ -33,12 +33,12 @@ class StudySearch:
     ended_s: float | None = None
     why_ended: str = ""
     memory_limit_bytes: float | None = None
-    """What the best might take of a GPU's memory."""
+    """The limit on the GPU memory of the best."""
     budget: Budget = field(default_factory=Budget)
     memory: MemoryLimit = field(default_factory=MemoryLimit)
     """The limits as they were stated: a resumed study keeps them."""
     elapsed_s: float = 0.0
-    """How long all runs of the study took; of one that was killed, until its last trial ended."""
+    """Seconds that all runs of the study took; of one that was killed, until its last trial ended."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     """What the study came to, as plain values; nothing while it runs."""
     tables: tuple[Findings, ...] = field(default=())

@@ -40,8 +40,6 @@ _EXPORTED = {
     "identity",
     "rerun_of",
 }
-_MOST_BITS = 1000
-"""Whole numbers of more than these have no float."""
 
 
 class TrialFolders:
@@ -172,8 +170,6 @@ def _finite(name: str, value: Any) -> Any:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or _is_odd_float(value):
         raise TypeError(f"{name} is {value!r}")
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise TypeError(f"{name} is a number of {value.bit_length()} bits")
     return value
 
 

@@ -39,7 +39,7 @@ def mask_lines(lines: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyHeader:
-    """Hold what makes two trials comparable: a study is resumed only under the same header."""
+    """What makes two trials comparable: a study is resumed only under the same header."""
 
     preset: str
     args: dict[str, str]
@@ -87,7 +87,7 @@ MAX_FILES = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """Hold a trial, running or ended, with when it ran and what it is called."""
+    """A trial, running or ended, with its times and its name."""
 
     trial: Trial
     """What is known of it; one that runs has no outcome yet, and is held as cancelled."""
@@ -132,7 +132,7 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyView:
-    """Hold one look at a study."""
+    """A study at one moment."""
 
     name: str
     header: StudyHeader
@@ -198,7 +198,7 @@ def study_of(trials: Iterable[TrialView], direction: Direction, memory_limit_byt
 def unfinished(view: StudyView) -> list[TrialView]:
     """Return the trials that run or were cut off with their study, and have not run again since.
 
-    One that was cancelled by hand, or by a scheduler, has a kind of failure: the study went on after it.
+    One that was cancelled by hand, or by a scheduler, has a kind of failure: the study continued after it.
     """
     last = {each.trial.key if each.trial.identity else each.number: each for each in view.trials}
     return [each for each in last.values() if each.is_running or _was_cut_off(each)]

@@ -54,7 +54,7 @@ class ProbeReport:
             self.say(f"use it: zenithtune calibrate --probes {folder} --output mine.json")
 
     def ranking(self, probed: Sequence[ProbedLayout]) -> None:
-        """Print the layouts in their new order, beside the place that the plan had given them."""
+        """Print the layouts in their new order, next to the place that the plan had given them."""
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("", "planned as"):
             table.add_column(name, justify="right", no_wrap=True)

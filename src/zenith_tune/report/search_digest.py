@@ -1,4 +1,4 @@
-"""What is shown of a study's search beside its trials: the strategy, why it stopped, what it found, how far it is."""
+"""A study's search as it is shown: the strategy, why it stopped, what it found, how far it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zenith_tune.units import format_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPace:
-    """Hold what bounds a study."""
+    """The bounds of a study."""
 
     max_trials: int | None = None
     num_slots: int = 1
@@ -103,7 +103,7 @@ def best_so_far(study: Study) -> list[tuple[int, float]]:
         value = again.get(trial.number, trial.value)
         if trial.is_rerun or value is None or not math.isfinite(value):
             continue
-        # What only ran beside others, and did not hold in the end, does not count.
+        # A value of a run next to others that did not hold in the end does not count.
         if limit is not None and study.direction.better(value, than=limit):
             continue
         if not found or study.direction.better(value, than=found[-1][1]):

@@ -86,7 +86,7 @@ def _without_value(study: Study, *, is_running: bool) -> str:
 
 
 def _num_gpus(view: StudyView, preset: RestoredPreset) -> int | None:
-    """Return how many GPUs a trial takes; None where nobody says."""
+    """Return how many GPUs a trial takes; None where it is unknown."""
     if preset.planner is not None:
         return preset.planner.cluster.num_gpus
     return whole(view.header.args.get("n_gpus", ""))
@@ -98,7 +98,7 @@ MAX_CAUSES = 6
 
 
 class StudyDigest:
-    """Tell a study again and again; what of it cannot change any more is worked out once."""
+    """The digest of a study that may still run; what cannot change any more is worked out once."""
 
     def __init__(self, source: StudySource) -> None:
         self.source = source
@@ -284,7 +284,7 @@ def finite(number: float | None) -> float | None:
 
 
 def _measured(trial: Trial, name: str) -> float | None:
-    """Return what was measured beside the value, where it is a number."""
+    """Return another measurement of a trial, where it is a number."""
     value = trial.extra.get(name)
     return finite(float(value)) if isinstance(value, int | float) else None
 

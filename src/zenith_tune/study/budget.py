@@ -10,13 +10,13 @@ from zenith_tune.errors import UsageError
 from zenith_tune.units import GIB
 
 DEFAULT_TRAIN_HOURS = 8.0
-"""Of training where nothing says how long it will run: a night. Longer trainings are worth more trials."""
+"""Hours of training where nothing states them: a night. Longer trainings are worth more trials."""
 MAX_HOURS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Hold how long the training is that a study is for.
+    """The length of the training that a study is for.
 
     >>> Training(steps=100_000).seconds(step_s=2.0) / 3600
     55.55555555555556
@@ -25,9 +25,9 @@ class Training:
     """
 
     hours: float | None = None
-    """As the user states it."""
+    """Hours that the user states."""
     steps: int | None = None
-    """As the command asks for them. Few of them are a trial of the user's own, and do not count."""
+    """Steps that the command asks for; a small number is a test run, and does not count."""
 
     def __post_init__(self) -> None:
         refuse_out_of_range("--train-hours", self.hours)
@@ -56,7 +56,7 @@ def refuse_out_of_range(option: str, hours: float | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Hold what the trials of a study are expected to take."""
+    """The expected cost of the trials of a study."""
 
     num_trials: int
     wall_s: float
@@ -67,7 +67,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Hold what a study may take, and what it is for.
+    """The budget of a study, and the training that it is for.
 
     >>> Budget(gpu_hours=2.0).left_s(gpu_s=3600.0, elapsed_s=450.0, num_gpus=8)
     450.0
@@ -75,9 +75,9 @@ class Budget:
 
     training: Training = field(default_factory=Training)
     gpu_hours: float | None = None
-    """Of all trials, those of earlier runs of the study included."""
+    """GPU-hours of all trials, those of earlier runs of the study included."""
     max_hours: float | None = None
-    """From its start to its end, earlier runs of the study included."""
+    """Hours from start to end, earlier runs of the study included."""
     price: float | None = None
     """Dollars for one GPU for one hour."""
 
@@ -165,7 +165,7 @@ DEFAULT_HEADROOM = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """Hold how much of a GPU's memory the best layout may take.
+    """The limit on the GPU memory of the best layout.
 
     >>> MemoryLimit(headroom=0.1).bytes_of(80e9), MemoryLimit(max_bytes=70e9).bytes_of(80e9)
     (72000000000.0, 70000000000.0)
@@ -193,7 +193,7 @@ class MemoryLimit:
         return size or ([] if self.headroom is None else [f"--headroom {self.headroom * 100:g}%"])
 
     def bytes_of(self, capacity_bytes: float | None) -> float | None:
-        """Return the limit on a GPU of so much memory; None where there is none, or nobody knows the GPU."""
+        """Return the limit on a GPU of so much memory; None where there is none, or the GPU is unknown."""
         if self.max_bytes is not None:
             return self.max_bytes if capacity_bytes is None else min(self.max_bytes, capacity_bytes)
         if capacity_bytes is None:

@@ -16,11 +16,11 @@ from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial import Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
-"""A smaller one is what two runs of one command differ by."""
+"""The smallest difference that two runs of one command do not show by themselves."""
 LEAST_GAIN = 0.01
-"""A smaller one of a step is worth no trial, and proves nothing: two runs of one command differ by nearly as much."""
+"""The smallest gain that is worth a trial: two runs of one command differ by nearly as much."""
 SURE = 2.0
-"""Standard errors by which a run must be faster to be so."""
+"""Standard errors by which a run must be faster to count as faster."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
@@ -50,13 +50,13 @@ class Study:
     def __init__(self, direction: Direction) -> None:
         self.direction = direction
         self.own_params: Mapping[str, Value] | None = None
-        """The point that the user's own command stands for; None where it is none, or nobody knows."""
+        """The point that the user's own command stands for; None where it is none, or unknown."""
         self.memory_limit_bytes: float | None = None
         """What the best may take of a GPU's memory; `limit_memory` sets it."""
         self.ruled_out: dict[str, str] = {}
         """Why runs that went well cannot be the best, as a run that confirms another has shown; `rule_out` sets it."""
         self.cut_off_s = 0.0
-        """What runs took that were cut off, and are no trials of the study."""
+        """Seconds of runs that were cut off, and are no trials of the study."""
         self.trials: list[Trial] = []
         self.first_baseline: Trial | None = None
         """The user's own command as it ran first, on a machine that may have been cold."""
@@ -73,11 +73,11 @@ class Study:
         self._replaced: set[int] = set()
         """The numbers of the trials that ran again: what they measured then is what counts."""
         self._fewest_settings = sys.maxsize
-        """Of a trial: levers come on top."""
+        """The fewest settings of a trial: levers come on top."""
         self.is_sound = True
         """Whether its runs differ by what was tuned; not where options proved to be without effect."""
         self._lever_gains: dict[str, LeverGain] = {}
-        """Of the levers that proved faster, each group over the run before it, by the run that has all up to it."""
+        """The gain of each group of levers that proved faster over the run before it, by the run that has it."""
         self._lever_results: dict[str, LeverResult] = {}
         self.num_pruned = 0
         self.num_repeated = 0
@@ -235,7 +235,7 @@ class Study:
     def _is_proven(self, trial: Trial) -> bool:
         """Tell whether a trial is better than all that have fewer settings, are the same otherwise, and are proven too.
 
-        So are levers: one that proves no faster than its layout alone is not kept, by whatever luck its run had. Two
+        So are levers: one that proves no faster than its layout alone is not kept, however lucky its run was. Two
         that gain too little for that may do so together.
         """
         base, own = self.baseline, self.own_params
@@ -293,7 +293,7 @@ class Study:
 
     @property
     def noise(self) -> float | None:
-        """Return by how much the best trial and the user's own command differ at least where their spreads part."""
+        """Return the smallest gain of the best trial that is beyond the noise of both runs."""
         spreads = [trial.spread for trial in (self.best, self.baseline) if trial is not None]
         return sum(spread or 0.0 for spread in spreads) if len(spreads) == 2 else None
 

@@ -13,7 +13,7 @@ from zenith_tune.units import format_value
 
 
 class Outcome(StrEnum):
-    """Say how a trial ended."""
+    """How a trial ended."""
 
     OK = "ok"
     OOM = "oom"
@@ -69,16 +69,16 @@ class Trial:
     spread: float | None = None
     """Relative spread of the value over steady iterations, or over repeats: 0.01 is 1%."""
     drift: float | None = None
-    """How far some successive iterations were off the median of all, relatively; None of too few."""
+    """Relative distance of some successive iterations from the median of all; None where there are too few."""
     step_s: float | None = None
-    """Seconds per training iteration, where the log tells."""
+    """Seconds per training iteration, where the log has them."""
     peak_memory_bytes: int | None = None
     num_runs: int = 1
-    """How many runs it took; `duration_s` is that of one."""
+    """The number of runs; `duration_s` is that of one."""
     num_samples: int | None = None
-    """How many steady iterations stand behind `value`."""
+    """The number of steady iterations behind `value`."""
     early: str | None = None
-    """Why it was ended before its end, "known ..." or "behind ..."; None of one that ran to its end."""
+    """Why it was stopped early, "known ..." or "behind ..."; None where it ran to its end."""
     is_baseline: bool = False
     why: str = ""
     """Why the strategy picked it, in one line."""
@@ -112,23 +112,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Hold the step time, and the memory where that was estimated too."""
+    """A predicted step time, and the memory where that was estimated too."""
 
     step_s: float
     by: str
-    """Whose prediction it is, in a few words."""
+    """The source of the prediction, in a few words."""
     memory_bytes: float | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """What is worth showing beside the step, by name: such as the stages whose pace it has."""
+    """Parts of the step that are worth showing, by name, such as its slowest stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Hold what is shown under the trials."""
+    """A table that is shown under the trials."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...] = ()
     predictions: Mapping[int, Prediction] = field(default_factory=dict)
-    """What was expected of trials, by their numbers, where that differs from what the planner says of them."""
+    """Predictions by trial number, where they differ from the planner's."""

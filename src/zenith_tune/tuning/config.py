@@ -264,7 +264,7 @@ class StudyConfig:
         return replace(self, options=replace(self.options, resume=True, retry_failed=False))
 
     def check_command(self) -> None:
-        """Refuse a command that holds a placeholder nobody fills, or that options find no place in."""
+        """Refuse a command with an unknown placeholder, or in which options find no place."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
         if (self.line.program or "").rpartition("/")[2] == "sbatch":
             problem = "sbatch hands the job to Slurm and ends at once, so that there is nothing to measure"

@@ -39,7 +39,7 @@ _NOT_THE_COMMANDS_FAULT = {
 }
 
 FEW_CHARACTERS = 200
-"""A log of no more holds a warning or two, and nothing that was measured."""
+"""The most characters of a log that has a warning or two and no measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Hold what a strategy asks for, and why."""
+    """A point that a strategy asks for, and why."""
 
     params: Params
     why: str = ""
@@ -79,7 +79,7 @@ class TrialScheduler:
         self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
 
     def continue_with(self, config: StudyConfig) -> None:
-        """Answer by the limits of a study whose strategy was chosen anew; nothing was asked yet."""
+        """Answer by the limits of a study whose strategy was chosen again; no point was asked for yet."""
         self._config, self._limits = config, config.limits
 
     def __call__(self, params: Mapping[str, Value]) -> float | None:
@@ -121,14 +121,14 @@ class TrialScheduler:
             raise error
 
     def drain(self) -> None:
-        """Wait in the same way, after which nothing can be submitted."""
+        """Wait for everything that was submitted, after which nothing can be."""
         try:
             self.settle()
         finally:
             self._pool.shutdown(wait=True)
 
     def close(self) -> None:
-        """Drop what was submitted and did not start; whoever asks afterwards hears that the study is over."""
+        """Drop what was submitted and did not start; asking afterwards raises that the study is over."""
         self._is_closed = True
         for future in list(self._answered.values()):  # a thread may just be giving one back
             future.cancel()

@@ -381,7 +381,7 @@ class StudySession:
             raise
 
     def _files(self, trial: Trial) -> Mapping[str, str]:
-        """Return what a run needs beside its command."""
+        """Return the files that a run needs."""
         if not trial.params:
             return self._preset.baseline_files()
         confirming = self._preset.confirming(trial.params) if trial.is_rerun else None
@@ -407,7 +407,7 @@ class StudySession:
 
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
         if not record.finish(trial):
-            problem = f"trial {trial.number} was taken over by a tuner that had not heard of this one for too long"
+            problem = f"trial {trial.number} was taken over by another tuner, as this one was silent for too long"
             self._notifier.noted(f"{problem}: what it measured is left out")
             raise TakenOver(problem)
         counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None

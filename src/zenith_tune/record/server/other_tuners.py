@@ -33,7 +33,7 @@ class Heartbeat:
         return time.monotonic() - self._since
 
     def close(self) -> None:
-        """Beat no more."""
+        """Stop the heartbeat."""
         self._is_over.set()
         self._thread.join()
 
@@ -47,20 +47,20 @@ class Heartbeat:
                 self._since = time.monotonic()
 
 
-class TakenOver(ZenithTuneError):  # noqa: N818 - it tells what happened to a trial, not what went wrong
-    """Tell that another tuner, which had this one for dead, has taken a trial from it."""
+class TakenOver(ZenithTuneError):  # noqa: N818 - it says what happened to a trial, not what went wrong
+    """Another tuner took over a trial, because it heard nothing from this one for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Hold how often tuners of one study look after one another."""
+    """The intervals at which tuners of one study check on one another."""
 
     beat_s: float = 5.0
-    """How often each shows that it is alive."""
+    """Seconds between two signs of life."""
     stale_s: float = 60.0
-    """A tuner that has not shown itself for so long counts as dead."""
+    """Seconds of silence after which a tuner counts as dead."""
     poll_s: float = 1.0
-    """How often the results of the others are looked up."""
+    """Seconds between two looks at the results of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class _Wait:
 class OtherTuners:
     """Share a study with other tuners; one thread looks after all that this tuner waits for.
 
-    `take_in` hears of every trial that another tuner finished. `recover` is handed the trials of dead tuners: it ends
+    `take_in` gets every trial that another tuner finished. `recover` is handed the trials of dead tuners: it ends
     each one in the record, or returns True where its job continues and is to be followed here. `check` raises when this
     tuner is to stop.
     """
@@ -108,7 +108,7 @@ class OtherTuners:
         self._heartbeat = Heartbeat(self._claims.show, self._rhythm.beat_s)
 
     def begin(self, known: Iterable[int]) -> None:
-        """Look after the others from now on; the trials of these numbers are known already."""
+        """Watch the others from now on; the trials of these numbers are known already."""
         self._seen |= set(known)
         self._thread = threading.Thread(target=self._look_on, name="other tuners", daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ class OtherTuners:
         return run in self._handed_over or self._claims.holds(run)
 
     def own(self, number: int) -> None:
-        """Remember a trial that this tuner runs itself, and hears of without the record."""
+        """Remember a trial that this tuner runs itself, and need not read from the record."""
         self._seen.add(number)
 
     def recover_left(self) -> None:
@@ -200,7 +200,7 @@ class OtherTuners:
                 self.catch_up()
                 self.recover_left()
                 self._answer()
-            except BaseException as error:  # also that this tuner is to stop: nobody may wait for an answer any more
+            except BaseException as error:  # also that this tuner is to stop: no answer will come
                 with self._lock:
                     self._error = error
                     waiting, self._waiting = list(self._waiting.values()), {}
@@ -209,7 +209,7 @@ class OtherTuners:
                 return
 
     def _answer(self) -> None:
-        """Answer what is waited for, where an answer is there or nobody is left to give one."""
+        """Answer what is waited for, where an answer is there, or no other tuner is left to give one."""
         with self._lock:
             waiting = dict(self._waiting)
         taken = self._claims.taken(waiting) if waiting else set()
