@@ -64,7 +64,7 @@ class TrialFolder:
 
 
 def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None:
-    """Replace a file as a whole: a reader, or a full disk, never sees half of it; only its owner reads a private one."""
+    """Replace a file as a whole: a reader never sees half of it; only its owner reads a private one."""
     # Two processes, or threads, may write one file.
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     mode = 0o600 if is_private else file_mode(path.parent)
