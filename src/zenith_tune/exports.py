@@ -262,7 +262,8 @@ def _write_events(writer: SummaryWriter, view: StudyView, trials: list[ExportedT
         fields = {"trial": trial.label, "outcome": trial.tags["outcome"], "unit": view.unit}
         params = {name: _plain(value) for name, value in trial.params.items()}
         metrics = {f"trial/{name}": value for name, value in _shown(trial).items()}
-        writer.add_hparams({**params, **fields}, metrics, name=_run_name(trial), global_step=trial.number)
+        name = "your-command" if trial.is_baseline else f"trial-{trial.number:04d}"
+        writer.add_hparams({**params, **fields}, metrics, name=name, global_step=trial.number)
 
 
 def _shown(trial: ExportedTrial) -> dict[str, float]:
@@ -274,7 +275,3 @@ def _shown(trial: ExportedTrial) -> dict[str, float]:
 
 def _plain(value: object) -> bool | str | float | int:
     return value if isinstance(value, bool | str | float | int) else str(value)
-
-
-def _run_name(trial: ExportedTrial) -> str:
-    return "your-command" if trial.is_baseline else f"trial-{trial.number:04d}"

@@ -64,8 +64,8 @@ class PresetTuner:
         `words` are the options of the command line, to resume the study with; a tuner that `owns_process` also ends
         the processes that trials leave behind.
         """
-        named = {"preset": preset, "strategy": strategy, "evaluator": evaluator, "output_dir": output_dir}
-        named |= {"study_name": study_name, "db": db_path, "dump_env": dump_env, "args": tune_args}
+        named: dict[str, Any] = {"preset": preset, "strategy": strategy, "evaluator": evaluator}
+        named.update(output_dir=output_dir, study_name=study_name, db=db_path, dump_env=dump_env, args=tune_args)
         chosen = TuneOptions(**{**{name: value for name, value in named.items() if value is not None}, **options})
         self._runner = resolve_runner(chosen)
         if isinstance(self._runner, tuple):

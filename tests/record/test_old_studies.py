@@ -135,7 +135,7 @@ def test_a_run_that_an_earlier_release_marked_in_its_identity_repeats_the_trial_
     assert all(runs[again].identity == runs[first].identity for again, first in ((3, 1), (4, 0), (7, 6), (8, 0)))
     study = confirmed.study
     assert study.num_searched == 4 and study.best is not None and study.number_of(study.best) == 6
-    assert (study.reruns_of(study.best), study.gain) == ([7], pytest.approx(3.0))
+    assert study.reruns_of(study.best) == [7] and study.gain == pytest.approx(3.0)
     assert study.baseline is not None and (study.baseline.number, study.first_run(study.baseline)) == (8, runs[0])
 
 

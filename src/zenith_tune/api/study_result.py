@@ -74,7 +74,8 @@ def study_plot(study: Json) -> StudyPlot:
     margin = 0.08 * ((max(values) - min(values)) or abs(values[0]) or 1.0)
     numbers = [trial["number"] for trial in study["trials"]]
     axes = Axes(numbers=(min(numbers), max(numbers)), values=(min(values) - margin, max(values) + margin))
-    return StudyPlot(svg=_drawing(study, [*_ticks(axes, values), _best_line(axes, study), *_points(axes, trials)]))
+    points = [_point(axes, trial) for trial in trials]
+    return StudyPlot(svg=_drawing(study, [*_ticks(axes, values), _best_line(axes, study), *points]))
 
 
 def _drawing(study: Json, parts: list[str]) -> str:
@@ -113,12 +114,9 @@ def _best_line(axes: Axes, study: Json) -> str:
     return f'<path d="{path}" fill="none" stroke="{BEST}" stroke-width="2"/>'
 
 
-def _points(axes: Axes, trials: list[Json]) -> list[str]:
-    """Draw the trials, each with what it is as its tooltip; the user's own command is a square."""
-    return [_point(axes.x(trial["number"]), axes.y(trial["value"]), trial) for trial in trials]
-
-
-def _point(x: float, y: float, trial: Json) -> str:
+def _point(axes: Axes, trial: Json) -> str:
+    """Draw a trial with its name as its tooltip; the user's own command is a square."""
+    x, y = axes.x(trial["number"]), axes.y(trial["value"])
     tip = f"<title>{html.escape(trial['label'])}: {format_value(trial['value'])}</title>"
     if trial["is_baseline"]:
         return f'<rect x="{x - 5:g}" y="{y - 5:g}" width="10" height="10" fill="{OWN}">{tip}</rect>'

@@ -34,12 +34,9 @@ class LazyGroup(click.Group):
         path = self._module_of.get(cmd_name)
         if path is not None and cmd_name not in self.commands:
             module = importlib.import_module(f"{self.package}.{path}")
-            self.add_command(next(each for each in vars(module).values() if _is_named(each, cmd_name)))
+            commands = [each for each in vars(module).values() if isinstance(each, click.Command)]
+            self.add_command(next(each for each in commands if each.name == cmd_name))
         return super().get_command(ctx, cmd_name)
-
-
-def _is_named(value: object, name: str) -> bool:
-    return isinstance(value, click.Command) and value.name == name
 
 
 class ZenithTune(LazyGroup):

@@ -126,7 +126,7 @@ class StudyRecord:
 
     def keep_search(self, search: StudySearch) -> None:
         """Write how the study is searched."""
-        self._ask(lambda: self._study.set_user_attr(SEARCH_KEY, search.as_json()))
+        self._ask(lambda: self._study.set_user_attr(SEARCH_KEY, asdict(search)))
 
     def start(
         self,

@@ -65,17 +65,13 @@ class StudySearch:
             verdict=asdict(verdict) if verdict else {},
         )
 
-    def as_json(self) -> Json:
-        """Return it as plain values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: object) -> StudySearch:
         """Return what a record holds; nothing is known by one that has it not, or not as this release writes it."""
         if not isinstance(content, Mapping):
             return cls()
         try:
-            most, ended_s = content.get("max_trials"), content.get("ended_s")
+            most, ended_s, budget = content.get("max_trials"), content.get("ended_s"), content.get("budget", {})
             return cls(
                 strategy=_text(content.get("strategy", "")),
                 max_trials=None if most is None else int(most),
@@ -85,7 +81,7 @@ class StudySearch:
                 ended_s=None if ended_s is None else _number(ended_s),
                 why_ended=_text(content.get("why_ended", "")),
                 memory_limit_bytes=None if (limit := content.get("memory_limit_bytes")) is None else _number(limit),
-                budget=_budget(content.get("budget", {})),
+                budget=Budget(**{**budget, "training": Training(**budget.get("training", {}))}),
                 memory=MemoryLimit(**content.get("memory", {})),
                 elapsed_s=_number(content.get("elapsed_s", 0.0)),
                 verdict=dict(content.get("verdict", {})),
@@ -93,10 +89,6 @@ class StudySearch:
             )
         except (AttributeError, KeyError, TypeError, UsageError, ValueError):
             return cls()
-
-
-def _budget(content: Json) -> Budget:
-    return Budget(**{**content, "training": Training(**content.get("training", {}))})
 
 
 def _table(content: Json) -> Findings:

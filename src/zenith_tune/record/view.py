@@ -201,8 +201,4 @@ def unfinished(view: StudyView) -> list[TrialView]:
     One that was cancelled by hand, or by a scheduler, has a kind of failure: the study continued after it.
     """
     last = {each.trial.key if each.trial.identity else each.number: each for each in view.trials}
-    return [each for each in last.values() if each.is_running or _was_cut_off(each)]
-
-
-def _was_cut_off(each: TrialView) -> bool:
-    return each.trial.outcome is Outcome.CANCELLED and each.trial.failure is None
+    return [each for each in last.values() if each.is_running or each.trial.was_cut_off]

@@ -105,6 +105,11 @@ class Trial:
         return RunKey(self.identity, self.is_baseline, self.rerun_of)
 
     @property
+    def was_cut_off(self) -> bool:
+        """Tell whether it ended with its study; one that was cancelled by hand or by a scheduler has a `failure`."""
+        return self.outcome is Outcome.CANCELLED and self.failure is None
+
+    @property
     def ok(self) -> bool:
         """Tell whether the trial went well, also where it repeats one that did."""
         return self.value is not None

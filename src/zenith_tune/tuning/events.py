@@ -156,9 +156,9 @@ class StudyNotifier:
             study.add(trial)
             self._listener().trial_recalled(trial, label)
 
-    def finished(self, trial: Trial, label: str, study: Study, *, counts: bool) -> None:
-        """Take a trial into the study, where it counts, and report it."""
+    def finished(self, trial: Trial, label: str, study: Study) -> None:
+        """Take a trial into the study, unless it was cut off, and report it."""
         with self._lock:
-            if counts:
+            if not trial.was_cut_off:
                 study.add(trial)
             self._listener().trial_finished(trial, label, study)

@@ -166,10 +166,10 @@ class LeverPhase:
             values = {lever.name: lever.value for lever in levers}
             trial = self._evaluate.run({**self._point, **values}, _why(kept.trial, group))
             self._seen[labels] = trial
-        if not self._is_better(trial, kept.trial):
+        study = self._session.study
+        if not (trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=kept.trial)):
             self._reject(group, trial, kept.trial)
             return None
-        study = self._session.study
         speedup = 1 + study.direction.gain(trial.value or 0.0, over=kept.trial.value or 1.0)
         gain = LeverGain(
             levers=tuple(lever.label for lever in group),
@@ -261,10 +261,6 @@ class LeverPhase:
         params = trial.params if not trial.is_baseline else self._session.study.own_params
         space = self._config.preset.get_search_space()
         return dict(params) if params is not None and params.keys() == space.keys() else None
-
-    def _is_better(self, trial: Trial, best: Trial) -> bool:
-        study = self._session.study
-        return trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=best)
 
     def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
         """Tell whether levers may still fit into the memory that the best run leaves."""

@@ -331,7 +331,7 @@ class StudySession:
             trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         trial = self._limits.without_cut_off(trial, keeps=keeps)
         self._finish(record, trial, label)
-        if trial.outcome is Outcome.CANCELLED and trial.failure is None:
+        if trial.was_cut_off:
             self.study.cut_off_s += trial.duration_s or 0.0
             self._interruption.check()
             self._limits.check(keeps=keeps)
@@ -410,11 +410,10 @@ class StudySession:
             problem = f"trial {trial.number} was taken over by another tuner, as this one was silent for too long"
             self._notifier.noted(f"{problem}: what it measured is left out")
             raise TakenOver(problem)
-        counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
         if self.config.budget.max_hours is not None:  # one that is killed afterwards has taken so long at least
             record.keep_search(replace(self._search, elapsed_s=self.elapsed_s))
         self._tell_preset(trial)
-        self._notifier.finished(trial, label, self.study, counts=counts)
+        self._notifier.finished(trial, label, self.study)
         if trial.outcome is Outcome.OOM and self.config.first_capacity_bytes is None:
             capacity = reported_capacity(trial.cause for trial in self.study.trials)
             self.study.limit_memory(self.config.memory.bytes_of(capacity))

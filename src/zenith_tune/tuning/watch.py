@@ -153,15 +153,13 @@ class TrialWatch:
             return result
         if self._is_cancelled():
             return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
-        if (reason := self._silence_reason(job)) is not None:
+        silence = self._silence
+        if silence is not None and (reason := silence.look(job.log_path, self._clock())) is not None:
             return _stopped(job, End.SILENT, reason)
         limit_s = self._limit_s()
         if limit_s is not None and self._clock() - start >= limit_s:
             return _stopped(job, End.TIMED_OUT)
         return None
-
-    def _silence_reason(self, job: Job) -> str | None:
-        return self._silence.look(job.log_path, self._clock()) if self._silence is not None else None
 
     def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
         text = TrialLog(job.log_path).text()

@@ -185,7 +185,8 @@ class Claims:
         """Take over the open claims of tuners that are gone; None: only of those that surely are."""
         adopted = []
         for row in self._rows(_OPEN, {"stale": stale_s or 0.0}):
-            is_gone = row.machine is None or _identity(row).is_gone() or (stale_s is not None and row.is_stale)
+            tuner = TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
+            is_gone = row.machine is None or tuner.is_gone() or (stale_s is not None and row.is_stale)
             if is_gone and self._take_over(row.run, row.tuner):
                 adopted.append(OpenClaim(run=row.run, claim=row.claim, host=row.host or "an unknown host"))
         return adopted
@@ -227,10 +228,6 @@ class Claims:
         from sqlalchemy import text
 
         return connection.execute(text(sql), {"study": self._study_id, "tuner": self.tuner, **(values or {})})
-
-
-def _identity(row: Any) -> TunerIdentity:
-    return TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
 
 
 def create_once(

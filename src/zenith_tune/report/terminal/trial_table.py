@@ -82,13 +82,10 @@ def _chosen(study: Study) -> list[Trial]:
     return ok[: MAX_ROWS // 2]
 
 
-def _ended(trial: Trial) -> str:
-    return str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
-
-
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     label = "your command" if trial.is_baseline else labels.get(trial.number, "")
-    row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=_ended(trial))
+    ended = str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
+    row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=ended)
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
     number, name, state, *rest = row.cells(*columns)
     mark = "* " if trial is study.fastest else ""
