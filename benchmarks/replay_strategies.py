@@ -192,7 +192,7 @@ def replay(
     `space` and `find` are for one that has a search space of its own, and say what its points stand for.
     """
     ends = strategy.ends_by_itself
-    limits = None if ends else Limits()
+    limits = None if ends else Limits(consecutive_duplicates=100, consecutive_prunes=1000)
     trials = ReplayTrials(landscape, limits=limits, until_best=not ends, find=find)
     strategy.prepare(tuned_job(landscape))
     with contextlib.suppress(StudyLimitReached):

@@ -32,7 +32,7 @@ from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.storage import database_url
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Written:
 
     def start(self, index: int) -> int:
         """Begin a trial, with a log."""
-        number = self.record.start(self._point(index), self.space, f"point {index}", is_baseline=False, why="")
+        number = self.record.start(self._point(index), self.space, RunKey(f"point {index}"))
         folder = self.folder.trial(number)
         folder.path.mkdir(parents=True)
         folder.command.write_text(f"#!/usr/bin/env bash\n{COMMAND} --trial {number}\n")

@@ -25,9 +25,7 @@ from zenith_tune import (
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.study.budget import Budget, MemoryLimit
 from zenith_tune.study.parameters import Value
-from zenith_tune.tuning.watch import Timeouts
 
 
 def test_the_best_value_and_its_parameters_come_back(tmp_path: Path) -> None:
@@ -74,7 +72,7 @@ def test_outcomes_and_causes_are_distinguished(tmp_path: Path) -> None:
         "esac\n"
     )
     witness = Witness()
-    options = {"timeouts": Timeouts(fixed_s=4), "listener": witness}
+    options = {"timeout": 4.0, "listener": witness}
     assert tune(tmp_path, f"bash {script} {{x}}", ToyPreset(range(1, 7)), **options).optimize() == (6.0, {"x": 6})
     found = {trial.params["x"]: (trial.outcome, trial.cause) for trial in witness.trials}
     assert [found[x][0] for x in range(1, 7)] == ["oom", "error", "timeout", "error", "error", "ok"]
@@ -142,7 +140,7 @@ def test_the_dynamic_timeout_follows_the_best_and_waits_for_the_first_success(tm
     witness = Witness()
     command = "sh -c 'case {x} in 1) sleep 1; exit 1;; 2) sleep 0.2;; 3) sleep 300;; esac; echo value: {x}'"
     start = time.monotonic()
-    tune(tmp_path, command, listener=witness, timeouts=Timeouts(dynamic=True)).optimize()
+    tune(tmp_path, command, listener=witness, timeout_dynamic=True).optimize()
     assert [trial.outcome for trial in witness.trials] == ["error", "ok", "timeout"]
     assert time.monotonic() - start < 150
 
@@ -328,11 +326,11 @@ def test_the_trial_folder_placeholder_is_each_trials_own_folder(tmp_path: Path) 
     ("options", "is_asked"),
     [
         ({}, False),
-        ({"memory": MemoryLimit(max_bytes=1e9)}, False),
-        ({"budget": Budget(price=2.0), "needs": {"gpus_per_node": 1}}, False),
-        ({"memory": MemoryLimit(headroom=0.1)}, True),
-        ({"budget": Budget(price=2.0)}, True),
-        ({"budget": Budget(gpu_hours=2.0)}, True),
+        ({"max_memory": 1e9}, False),
+        ({"price": 2.0, "gpus_per_trial": 1}, False),
+        ({"headroom": 0.1}, True),
+        ({"price": 2.0}, True),
+        ({"gpu_hours": 2.0}, True),
     ],
     ids=["nothing needs it", "a size", "the GPUs are known", "a share of the memory", "a price", "GPU-hours"],
 )

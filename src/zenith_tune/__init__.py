@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from zenith_tune.api.study_result import Gain as Gain
     from zenith_tune.api.study_result import StudyResult as StudyResult
     from zenith_tune.api.tune import tune as tune
-    from zenith_tune.api.tune_options import TuneOptions as TuneOptions
     from zenith_tune.calibrate.calibration_file import default_calibration as default_calibration
     from zenith_tune.describe.cluster_catalog import load_cluster as load_cluster
     from zenith_tune.describe.framework_spec import load_framework as load_framework
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from zenith_tune.study.trial import Trial as Trial
     from zenith_tune.tuner import PresetTuner as PresetTuner
     from zenith_tune.tuning.events import StudyListener as StudyListener
+    from zenith_tune.tuning.options import TuneOptions as TuneOptions
 
 __version__ = "0.2.0"
 
@@ -58,7 +58,6 @@ _HOMES = {
     "zenith_tune.api.run_diagnosis": ("RunDiagnosis",),
     "zenith_tune.api.study_result": ("Gain", "StudyResult"),
     "zenith_tune.api.tune": ("tune",),
-    "zenith_tune.api.tune_options": ("TuneOptions",),
     "zenith_tune.calibrate.calibration_file": ("default_calibration",),
     "zenith_tune.describe.cluster_catalog": ("load_cluster",),
     "zenith_tune.describe.framework_spec": ("load_framework",),
@@ -84,6 +83,7 @@ _HOMES = {
     "zenith_tune.study.trial": ("Outcome", "Trial"),
     "zenith_tune.tuner": ("PresetTuner",),
     "zenith_tune.tuning.events": ("StudyListener",),
+    "zenith_tune.tuning.options": ("TuneOptions",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -34,7 +34,7 @@ FIELDS = ("failure", "cause", "early", "why", "unit", "command")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTrial:
-    """Hold one trial that has ended."""
+    """A trial that has ended."""
 
     number: int
     label: str
@@ -94,7 +94,7 @@ MAX_CHARS, MAX_KEY_CHARS = 5000, 250
 _PAGE = 1000
 _HINT = "give another --mlflow, such as sqlite:///mlflow.db or http://host:5000"
 _DEFAULTS = {
-    # Nobody but the store that is named hears of a study.
+    # A study goes to the store that is named, and nowhere else.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # A server that is away is reported in seconds, not minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -262,7 +262,8 @@ def _write_events(writer: SummaryWriter, view: StudyView, trials: list[ExportedT
         fields = {"trial": trial.label, "outcome": trial.tags["outcome"], "unit": view.unit}
         params = {name: _plain(value) for name, value in trial.params.items()}
         metrics = {f"trial/{name}": value for name, value in _shown(trial).items()}
-        writer.add_hparams({**params, **fields}, metrics, name=_run_name(trial), global_step=trial.number)
+        name = "your-command" if trial.is_baseline else f"trial-{trial.number:04d}"
+        writer.add_hparams({**params, **fields}, metrics, name=name, global_step=trial.number)
 
 
 def _shown(trial: ExportedTrial) -> dict[str, float]:
@@ -274,7 +275,3 @@ def _shown(trial: ExportedTrial) -> dict[str, float]:
 
 def _plain(value: object) -> bool | str | float | int:
     return value if isinstance(value, bool | str | float | int) else str(value)
-
-
-def _run_name(trial: ExportedTrial) -> str:
-    return "your-command" if trial.is_baseline else f"trial-{trial.number:04d}"

@@ -38,7 +38,7 @@ __all__ = ["EvaluatorContract", "PresetContract", "RunnerContract", "ScriptedTri
 
 
 class EvaluatorContract(ABC):
-    """Hold an evaluator to its contract."""
+    """The contract of an evaluator, as tests."""
 
     METADATA: Mapping[str, object] = {"trial_id": 1, "command": "train", "parameters": {}, "duration": 2.0}
 
@@ -93,7 +93,7 @@ class EvaluatorContract(ABC):
 
 
 class PresetContract(ABC):
-    """Hold a preset to its contract."""
+    """The contract of a preset, as tests."""
 
     @abstractmethod
     def make(self) -> TuningPreset:
@@ -147,7 +147,7 @@ class PresetContract(ABC):
 
 
 class RunnerContract(ABC):
-    """Hold a runner to its contract; each test gets an empty folder as pytest's `tmp_path`."""
+    """The contract of a runner, as tests; each test gets an empty folder as pytest's `tmp_path`."""
 
     scheduler_logs_too: bool = False
     """Whether whoever runs the job may add to its log that the job was ended."""
@@ -286,7 +286,7 @@ class ScriptedTrials(PlainFunction):
 
 
 class StrategyContract(ABC):
-    """Hold a strategy to its contract."""
+    """The contract of a strategy, as tests."""
 
     @abstractmethod
     def make(self) -> TuningStrategy:
@@ -327,13 +327,13 @@ class StrategyContract(ABC):
         assert self._ask().points == self._ask().points
 
     def test_a_spent_budget_passes_through(self) -> None:
-        """Check that TrialExhausted is not swallowed: the strategy stops, and asks no more."""
+        """Check that TrialExhausted is not swallowed: the strategy stops asking."""
         for budget in (1, 2, 3):
             trials = ScriptedTrials(self.value, budget)
             try:
                 self.make().optimize(trials, self.space(), Direction.MINIMIZE)
             except TrialExhausted:
-                assert trials.num_refused == 1, "it went on asking"
+                assert trials.num_refused == 1, "it continued to ask"
             else:
                 assert trials.num_refused == 0, "it swallowed TrialExhausted"
 

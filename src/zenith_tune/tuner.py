@@ -4,49 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import (
-    ConsecutiveDuplicateLimitExceeded,
-    ConsecutivePruneLimitExceeded,
     OptionsWithoutEffect,
     StudyLimitReached,
     TrialExhausted,
     UsageError,
 )
-from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator
-from zenith_tune.evaluators.early_stop import EarlyStop
-from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
-from zenith_tune.record.reader import recorded_choices
+from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.server.url import shown
-from zenith_tune.registry import construct, typed
 from zenith_tune.runners.base import Runner, check_runner, make_runner
-from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.secrets import find_secrets, secrets_of_environment
-from zenith_tune.strategies.base import StrategyRegistry, TunedJob, TuningStrategy
-from zenith_tune.study.budget import Budget, Estimate, MemoryLimit, Training
+from zenith_tune.strategies.base import TunedJob, TuningStrategy
+from zenith_tune.study.budget import Estimate
 from zenith_tune.study.parameters import Params
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study, StudyEnding
 from zenith_tune.study.verdict import spent_s
-from zenith_tune.tuning.config import Limits, StudyConfig
+from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.confirmation import Confirmation
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
-from zenith_tune.tuning.interruption import Interruption, why_stopped
+from zenith_tune.tuning.interruption import LIMITS, Interruption, ending_by
 from zenith_tune.tuning.lever_phase import LeverPhase, reserved_trials
-from zenith_tune.tuning.place import StudyPlace, check_text
+from zenith_tune.tuning.options import TuneOptions
+from zenith_tune.tuning.resolve import make_strategy, resolve, resolve_runner
 from zenith_tune.tuning.scheduler import TrialScheduler
 from zenith_tune.tuning.session import StudySession
-from zenith_tune.tuning.watch import Timeouts
 from zenith_tune.units import count, format_seconds
-
-_EARLY_STOP = EarlyStop()
-LAYOUTS_END = (ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted)
-"""What ends the search for a layout, after which levers are tried, or named where nothing is left for them."""
 
 
 class PresetTuner:
@@ -68,69 +55,26 @@ class PresetTuner:
         dump_env: bool = False,
         tune_args: Mapping[str, Any] | None = None,
         *,
-        strategy_args: Mapping[str, Any] | None = None,
-        evaluator_args: Mapping[str, Any] | None = None,
-        runner: str | Runner = "local",
-        runner_args: Mapping[str, Any] | None = None,
-        parallel: int | None = 1,
-        needs: Mapping[str, Any] | None = None,
-        timeouts: Timeouts | None = None,
-        limits: Limits | None = None,
-        repeats: int = 1,
-        baseline: bool = True,
-        resume: bool = False,
-        retry_failed: bool = False,
-        listener: StudyListener | None = None,
-        early_stop: EarlyStop | None = _EARLY_STOP,
-        objective: str | None = None,
-        budget: Budget | None = None,
-        memory: MemoryLimit | None = None,
-        confirm: bool = True,
+        words: tuple[str, ...] | None = None,
+        owns_process: bool = False,
+        **options: Any,
     ) -> None:
-        if isinstance(runner, str):
-            check_runner(runner, runner_args)  # a mistake is reported now, not when the study begins
-        check_text(command, "the training command")
-        if retry_failed and not resume:
-            raise UsageError("--retry-failed goes with --resume", hint="give both")
-        args = dict(tune_args or {})
-        preset_name, preset_args, made = _make_preset(preset, command, args)
-        made.bind(command)
-        self._is_named = strategy is not None
-        strategy_name, chosen = _make_strategy(strategy, strategy_args, made, args)
-        measure = choose_evaluator(evaluator, evaluator_args, objective, own=made.evaluator, defaults=args)
-        needed = made.resources(command).for_gpus(preset_args.get("n_gpus"))
-        # A framework prints its configuration, and whatever that holds, into the log.
-        texts = [command, *made.baseline_files().values()]
-        place = StudyPlace.find(output_dir, study_name, db_path, resume=resume, stem=preset_name.rpartition(":")[2])
-        self.config = StudyConfig(
-            line=ParsedCommand.of(command),
-            preset_name=preset_name,
-            preset=made,
-            preset_args=preset_args,
-            strategy_name=strategy_name,
-            strategy=chosen,
-            evaluator=measure,
-            place=replace(place, retry_failed=retry_failed),
-            resources=needed.given(**(needs or {})),
-            parallel=parallel,
-            secrets=tuple(dict.fromkeys([*secrets_of_environment(os.environ), *chain(*map(find_secrets, texts))])),
-            timeouts=timeouts or Timeouts(),
-            limits=limits or Limits(),
-            repeats=repeats,
-            early_stop=early_stop if measure.shows_progress else None,
-            budget=_with_steps(budget or Budget(), made, command),
-            memory=memory or MemoryLimit(),
-            confirm=confirm,
-            baseline=baseline,
-            dump_env=dump_env,
-        )
-        if resume:
-            made.continue_with(recorded_choices(place.database_url, place.study_name))
-        self.config.check_command()
-        self._runner, self._runner_args = runner, runner_args
+        """Resolve the options, which are those of `TuneOptions`, and refuse what cannot be a study.
+
+        `words` are the options of the command line, to resume the study with; a tuner that `owns_process` also ends
+        the processes that trials leave behind.
+        """
+        named: dict[str, Any] = {"preset": preset, "strategy": strategy, "evaluator": evaluator}
+        named.update(output_dir=output_dir, study_name=study_name, db=db_path, dump_env=dump_env, args=tune_args)
+        chosen = TuneOptions(**{**{name: value for name, value in named.items() if value is not None}, **options})
+        self._runner = resolve_runner(chosen)
+        if isinstance(self._runner, tuple):
+            name, args = self._runner
+            check_runner(name, args)  # a mistake is reported now, not when the study begins
+            self._runner = (name, {**args, "owns_process": "true"} if owns_process and name == "local" else args)
+        self.config = resolve(command, chosen, words)
+        self._listener = chosen.listener
         self._study: Study | None = None
-        self._n_trials: int | None = None
-        self._listener: StudyListener | Callable[[], StudyListener] | None = listener
 
     @property
     def preset(self) -> TuningPreset:
@@ -153,25 +97,24 @@ class PresetTuner:
         """
         config = self.config.with_budget(n_trials)
         config.check_program()
-        runner = self._runner if isinstance(self._runner, Runner) else make_runner(self._runner, self._runner_args)
+        runner = self._runner if isinstance(self._runner, Runner) else make_runner(*self._runner)
         try:
-            self._n_trials = n_trials
             return self._optimize(config, runner)
         finally:
             if runner is not self._runner:  # one that was given belongs to whoever gave it
                 runner.close()
 
     def _optimize(self, config: StudyConfig, runner: Runner) -> tuple[float | None, Params | None]:
-        runner.prepare(config.resources, config.parallel)
+        runner.prepare(config.resources, config.num_parallel)
         config.strategy.prepare(self.tuned_job(runner.num_slots, config.place.folder.path))
         runner.reset()
         interruption = Interruption(runner.interrupt, lambda: runner.num_running > 0)
-        # The listener is made when there is something to hear: most mistakes are reported before.
+        # The listener is made when there is something to report: most mistakes are found before.
         session = StudySession(config, runner, lambda: self.listener, interruption)
         try:
             with interruption:
                 session.open()
-                if session.config != config:  # it was begun under limits that this run does not state
+                if session.config is not config:  # it was begun under limits that this run does not state
                     self.config = self.config.with_limits(session.config.budget, session.config.memory)
                     config.strategy.prepare(self.tuned_job(runner.num_slots, config.place.folder.path))
                 self.config = self.config.to_resume()
@@ -186,14 +129,10 @@ class PresetTuner:
 
     @property
     def listener(self) -> StudyListener:
-        """Return who hears of the study; the terminal, where nobody else was named."""
+        """What reports the study; the terminal, where no other listener was named."""
         if not isinstance(self._listener, StudyListener):
             self._listener = (self._listener or _terminal)()
         return self._listener
-
-    @listener.setter
-    def listener(self, listener: StudyListener | Callable[[], StudyListener]) -> None:
-        self._listener = listener
 
     def tuned_job(self, num_slots: int = 1, folder: Path | None = None) -> TunedJob:
         """Return what the strategy may know of the job."""
@@ -230,31 +169,31 @@ class PresetTuner:
             check_interrupted=interruption.check,
             others=session.others,
         )
-        why = "it failed"
+        ending = StudyEnding(EndReason.FAILED, "it failed")
         self._study = session.study
         try:
             plan = _plan(session, runner)
             session.begin_search(plan)
             self.listener.study_started(plan)
-            if config.dump_env:
+            if config.options.dump_env:
                 session.dump_environment()
-            why = self._search(scheduler, session, plan)
+            ending = self._search(scheduler, session, plan)
             session.limit_memory()
             side_by_side = runner.shares_machine and runner.num_slots > 1
-            if (side_by_side or config.confirm) and session.study.is_sound:
+            if (side_by_side or config.options.confirm) and session.study.is_sound:
                 self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
-            why = why_stopped(error) or why
+            ending = ending_by(error)
             runner.interrupt()  # nothing that other threads still run is worth waiting for
             raise
         finally:
             try:
                 scheduler.close()
             finally:
-                self._end(session, why)
+                self._end(session, ending)
 
-    def _search(self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan) -> str:
-        """Run the user's own command, and the strategy to its end; wait for what it submitted, return what ended it."""
+    def _search(self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan) -> StudyEnding:
+        """Run the user's own command and the strategy, wait for what it submitted, and return what ended it."""
         config, strategy = session.config, session.config.strategy
         try:
             if config.runs_baseline:
@@ -268,19 +207,19 @@ class PresetTuner:
                 with scheduler.leaving(reserved_trials(config)):
                     strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
                     scheduler.settle()
-                why = strategy.why_done() or "every planned trial has run"
-            except LAYOUTS_END as limit:
-                why = str(limit)
+                ending = StudyEnding(EndReason.DONE, strategy.why_done() or "every planned trial has run")
+            except LIMITS as limit:
+                ending = ending_by(limit)
                 with contextlib.suppress(TrialExhausted):  # of trials that the same limit cut off
                     scheduler.settle()
             LeverPhase(session, scheduler, self.listener.noted).run()
         except StudyLimitReached as limit:
-            why, session.study.is_sound = str(limit), not isinstance(limit, OptionsWithoutEffect)
+            ending, session.study.is_sound = ending_by(limit), not isinstance(limit, OptionsWithoutEffect)
         try:
             scheduler.drain()
         except StudyLimitReached as limit:
-            why = str(limit)
-        return why
+            ending = ending_by(limit)
+        return ending
 
     def _learn(self, session: StudySession, num_slots: int) -> None:
         """Let preset and strategy learn from the user's own command, before the strategy is asked for points."""
@@ -294,31 +233,32 @@ class PresetTuner:
 
     def _choose_again(self, session: StudySession) -> None:
         """Search by the strategy that the preset recommends by now, where the user names none."""
-        if self._is_named:
+        if self.config.options.strategy is not None:
             return
-        name, strategy = _make_strategy(None, None, session.config.preset, {})
+        name, strategy = make_strategy(None, {}, session.config.preset, {})
         if name == session.config.strategy_name:
             return
         self.config = replace(self.config, strategy_name=name, strategy=strategy)
-        session.search_by(self.config.with_budget(self._n_trials))
+        session.search_by(name, strategy)
         self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
 
     def _confirm(self, session: StudySession, *, side_by_side: bool) -> None:
         try:
-            for line in Confirmation(session, side_by_side=side_by_side, claims=session.config.confirm).run():
+            for line in Confirmation(session, side_by_side=side_by_side, claims=session.config.options.confirm).run():
                 self.listener.noted(line)
         except StudyLimitReached as limit:
             is_confirmed = session.verdict().is_confirmed
             missing = "trials that may be as fast are not run again" if is_confirmed else "the gain is not confirmed"
             self.listener.noted(f"{missing}: {limit}")
 
-    def _end(self, session: StudySession, why: str) -> None:
+    def _end(self, session: StudySession, ending: StudyEnding) -> None:
         config, study = session.config, session.study
         folder, findings = config.place.folder, config.strategy.findings()
-        is_cut_off, verdict = why.startswith("interrupted"), session.verdict()
+        verdict = session.verdict()
         end = StudyEnd(
             study=study,
-            why=why,
+            reason=ending.reason,
+            why=ending.why,
             best_command=session.best_command(),
             csv_path=folder.csv,
             json_path=folder.json,
@@ -329,20 +269,13 @@ class PresetTuner:
             warnings=config.line.warnings(),
             findings=findings,
             verdict=verdict,
-            diagnosis=_diagnosis(session, why) if not is_cut_off else [],
+            diagnosis=[] if ending.reason is EndReason.INTERRUPTED else _diagnosis(session, ending.why),
         )
         try:
-            session.end_search(why, findings, verdict)
+            session.end_search(ending.why, findings, verdict)
             session.export()
         finally:
             self.listener.study_ended(end)
-
-
-def _with_steps(budget: Budget, preset: TuningPreset, command: str) -> Budget:
-    """Return the budget with the steps that the command trains, where nobody stated how long the training is."""
-    if budget.training.hours is not None or budget.training.steps is not None:
-        return budget
-    return replace(budget, training=Training(steps=preset.train_steps(command)))
 
 
 def _diagnosis(session: StudySession, why: str) -> list[str]:
@@ -355,7 +288,6 @@ def _diagnosis(session: StudySession, why: str) -> list[str]:
 
 def _plan(session: StudySession, runner: Runner) -> StudyPlan:
     config = session.config
-    bounds = [config.limits.n_trials, config.strategy.max_trials(config.preset.get_search_space())]
     return StudyPlan(
         study_name=config.place.study_name,
         preset=config.preset_name,
@@ -363,14 +295,14 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         evaluator=config.evaluator.describe(),
         command=config.masked_command,
         n_trials=config.limits.n_trials,
-        max_trials=min((bound for bound in bounds if bound is not None), default=None),
+        max_trials=config.max_trials,
         num_finished=len(session.recorded),
         notes=config.notes([*runner.notes(), *runner.command_notes(config.command)]),
         num_slots=runner.num_slots,
         budget=config.priced_budget,
         num_gpus=config.num_gpus or 1,
         first_state=FIRST_STATE if runner.shares_machine else "starting",  # there it may have to wait
-        labels={trial.number or 0: session.label(trial) for trial in session.recorded.values()},
+        labels={trial.number: session.label(trial) for trial in session.recorded.values()},
         study=session.study,
     )
 
@@ -394,33 +326,6 @@ def _estimate(session: StudySession, plan: StudyPlan) -> str | None:
     trials = f"about {count(found.num_trials, 'trial')} like your own command ({format_seconds(base.duration_s)})"
     ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
     return f"estimate: {trials}: {format_seconds(found.wall_s)}, {plan.budget.cost(found.gpu_s)}{ends}"
-
-
-def _make_preset(
-    preset: str | TuningPreset | None, command: str, args: Mapping[str, Any]
-) -> tuple[str, dict[str, Any], TuningPreset]:
-    if isinstance(preset, TuningPreset):
-        return type(preset).__name__, {}, preset
-    name = preset or recognised_preset(command)
-    cls = PresetRegistry.get(name)
-    # Typed, so that a resumed study may write n_gpus=08 for 8.
-    known = typed(cls, {**cls.arguments_in(command), **args}, f"preset {name}")
-    return name, known, construct(cls, known, f"preset {name}")
-
-
-def _make_strategy(
-    strategy: str | TuningStrategy | None,
-    args: Mapping[str, Any] | None,
-    preset: TuningPreset,
-    defaults: Mapping[str, Any],
-) -> tuple[str, TuningStrategy]:
-    if isinstance(strategy, str):
-        cls = StrategyRegistry.get(strategy)
-        return strategy, construct(cls, args or {}, f"strategy {strategy}", defaults=defaults)
-    if args:
-        raise UsageError("--strategy-args belong to a strategy", hint="name it by --strategy")
-    chosen = strategy or preset.get_recommended_strategy()
-    return StrategyRegistry.name_of(type(chosen)), chosen
 
 
 def _terminal() -> StudyListener:

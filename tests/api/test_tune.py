@@ -3,17 +3,18 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-import zenith_tune
 from zenith_tune import Outcome, StudyListener, StudyResult, TuneOptions, UsageError, tune
 from zenith_tune.cli.optimize import optimize
+from zenith_tune.cli.options import options_of
 from zenith_tune.record.view import StudyView
+from zenith_tune.tuning.options import option
 
 SCRIPT = """
 for word in "$@"; do
@@ -156,9 +157,30 @@ def test_a_command_may_be_given_as_words(tmp_path: Path) -> None:
     assert found.best is not None and found.best.value == 2.0
 
 
-def test_the_signature_names_every_option_of_the_command_line() -> None:
-    given = {each.name for each in optimize.params if isinstance(each, click.Option)}
-    of_the_terminal = {"as_json", "debug", "dry_run", "no_baseline"}
-    named = set(inspect.signature(zenith_tune.tune).parameters) - {"command"}
-    assert named == {field.name for field in fields(TuneOptions)}
-    assert named == given - of_the_terminal | {"baseline", "listener"}
+def test_every_option_is_stated_once_and_reaches_the_command_line_and_the_function() -> None:
+    written = {each.name for each in optimize.params if isinstance(each, click.Option)}
+    of_the_terminal, of_programs = {"as_json", "debug", "dry_run"}, {"listener"}
+    stated = {field.name for field in fields(TuneOptions)}
+    assert written - of_the_terminal == stated - of_programs
+    assert set(inspect.signature(tune).parameters) - {"command"} == stated
+
+
+def test_a_field_is_all_that_an_option_takes() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Longer(TuneOptions):
+        cooldown: float | None = option("Seconds between two trials.", metavar="S")
+        polite: bool = option("Run trials at a lower priority.", True, off="--no-polite")
+
+    @click.command()
+    @options_of(Longer)
+    def command(**options: Any) -> Longer:
+        return Longer(**options)
+
+    made = command.main(["--cooldown", "2", "--no-polite", "--args", "a=1", "--args", "b=2"], standalone_mode=False)
+    assert made == Longer(cooldown=2.0, polite=False, args="a=1,b=2", space=(), allow=())
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TuneOptions) if field.name != "listener"])
+def test_an_option_has_the_same_default_on_the_command_line_and_in_python(name: str) -> None:
+    given = optimize.make_context("optimize", ["--", "true"]).params
+    assert given[name] == getattr(TuneOptions(), name) or (name == "space" and not given[name])

@@ -6,11 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-import click
 import pytest
 
 from tests.command_runs import running
-from zenith_tune.cli.options import PERCENT
+from zenith_tune import UsageError
+from zenith_tune.study.budget import parse_share
 
 TRAINER = Path(__file__).parents[2] / "examples" / "fake_megatron_train.py"
 
@@ -61,13 +61,13 @@ def test_limits_hold_and_the_verdict_says_what_was_spent(tmp_path: Path, capsys:
 
 @pytest.mark.parametrize(("text", "share"), [("0", 0.0), ("5", 0.05), ("5%", 0.05), ("0.5%", 0.005), ("1.5", 0.015)])
 def test_a_share_is_read_in_percent(text: str, share: float) -> None:
-    assert PERCENT.convert(text, None, None) == pytest.approx(share)
+    assert parse_share(text) == pytest.approx(share)
 
 
 def test_a_share_below_one_without_its_sign_is_refused_with_both_readings() -> None:
-    with pytest.raises(click.BadParameter) as refused:
-        PERCENT.convert("0.05", None, None)
-    assert "5%" in refused.value.message and "0.05%" in refused.value.message
+    with pytest.raises(UsageError) as refused:
+        parse_share("0.05")
+    assert "5%" in str(refused.value) and "0.05%" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from zenith_tune.record.server.claims import create_once, run_key
 from zenith_tune.record.server.other_tuners import Rhythm
 from zenith_tune.record.server.url import driver_url
 from zenith_tune.record.source import find_study
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 
 NUM_TRIALS = 100
 
@@ -226,7 +226,7 @@ def test_many_claims_at_once_spend_exactly_the_budget(server: PostgresqlServer, 
     def claim(record: StudyRecord) -> None:
         assert record.claims is not None
         for index in range(20):
-            run = run_key(f"run {index}", is_baseline=False)
+            run = run_key(RunKey(f"run {index}"))
             try:
                 if record.claims.take(run, 10):
                     mine.append(run)
@@ -260,18 +260,18 @@ def test_a_tuner_that_falls_silent_loses_its_trial_to_another(server: Postgresql
         joined(silent, silent_rhythm, lambda left: pytest.fail("nobody else is dead")) as first,
         joined(lively, lively_rhythm, recover) as second,
     ):
-        assert first.ask("train --x 1") is None
-        number = silent.start({}, {}, "train --x 1")
+        assert first.ask(RunKey("train --x 1")) is None
+        number = silent.start({}, {}, RunKey("train --x 1"))
         first.own(number)
-        answer = second.ask("train --x 1")
+        answer = second.ask(RunKey("train --x 1"))
         assert answer is not None
         assert answer.result(timeout=500) is None  # it is to run there
         assert [trial.number for trial in ended] == [number]
         measured = Trial(params={}, outcome=Outcome.OK, value=1.0, number=number, identity="train --x 1")
         assert not silent.finish(measured)
         # Whoever lost a trial hears of what became of it.
-        theirs = first.ask("train --x 1")
-        again = lively.start({}, {}, "train --x 1")
+        theirs = first.ask(RunKey("train --x 1"))
+        again = lively.start({}, {}, RunKey("train --x 1"))
         second.own(again)
         assert lively.finish(replace(measured, number=again, value=2.0))
         assert theirs is not None
@@ -298,11 +298,11 @@ def test_a_tuner_takes_the_result_of_whoever_took_its_trial(server: PostgresqlSe
     header = find_study("taken", db=server.url).view().header
     with opened(server.url, tmp_path, "taken", header) as taker, joined(taker, rhythm, recover) as others:
         eventually(lambda: bool(ended))
-        answer = others.ask(ended[0].identity)
+        answer = others.ask(ended[0].key)
         assert answer is None or answer.result(timeout=500) is None  # it is the taker's now
         (tmp_path / "go").touch()
         eventually(lambda: any("taken over" in note for note in witness.notes))
-        number = taker.start({"x": 1}, ToyPreset([1]).get_search_space(), ended[0].identity)
+        number = taker.start({"x": 1}, ToyPreset([1]).get_search_space(), ended[0].key)
         taker.finish(replace(ended[0], outcome=Outcome.OK, value=9.0, number=number))
         tuning.join(timeout=500)
     assert found == [{"x": 1}]
@@ -313,7 +313,7 @@ def test_a_tuner_takes_the_result_of_whoever_took_its_trial(server: PostgresqlSe
 def test_a_trial_whose_commit_was_not_answered_is_written_once(server: PostgresqlServer, tmp_path: Path) -> None:
     with opened(server.url, tmp_path, "once") as record:
         assert record.claims is not None
-        record.claims.take(run_key("train", is_baseline=False), None)
+        record.claims.take(run_key(RunKey("train")), None)
         engine = record._storage.engine
 
         def lose_the_answer(action: Any) -> Any:
@@ -336,8 +336,8 @@ def test_a_trial_whose_commit_was_not_answered_is_written_once(server: Postgresq
 def test_a_result_whose_commit_was_not_answered_is_written_once(server: PostgresqlServer, tmp_path: Path) -> None:
     with opened(server.url, tmp_path, "result") as record:
         assert record.claims is not None
-        record.claims.take(run_key("train", is_baseline=False), None)
-        number = record.start({}, {}, "train")
+        record.claims.take(run_key(RunKey("train")), None)
+        number = record.start({}, {}, RunKey("train"))
         trial = Trial(params={}, outcome=Outcome.OK, value=1.5, number=number, identity="train")
         assert record.finish(trial)
         assert record.finish(trial)

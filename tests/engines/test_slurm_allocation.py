@@ -54,8 +54,8 @@ def run_study(
         study_name="s",
         listener=witness,
         runner=runner,
-        parallel=None,
-        needs={"gpus_per_node": 4},
+        parallel="auto",
+        gpus_per_trial=4,
     )
     return witness, tuner.optimize()
 

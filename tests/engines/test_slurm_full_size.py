@@ -74,7 +74,7 @@ def study(
         listener=witness,
         runner=SlurmRunner(),
         parallel=parallel,
-        needs={"gpus_per_node": GPUS_PER_TRIAL},
+        gpus_per_trial=GPUS_PER_TRIAL,
     )
     return witness, tuner.optimize()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.requirements import need_module
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
 from zenith_tune.record.reader import ExportedStudy, recorded_choices
 from zenith_tune.record.source import find_study
+from zenith_tune.record.view import StudyView
 from zenith_tune.study.trial import Outcome
 
 OLD_STUDIES = Path(__file__).parent / "old_studies"
@@ -109,3 +112,49 @@ def test_a_study_of_an_earlier_release_is_reported_and_exported(
     done = running("export", capsys)(name, "--output-dir", "out", "--tensorboard", "runs")
     assert done.code == 0, done.err
     assert any(Path("runs").rglob("*tfevents*"))
+
+
+CONFIRMED = OLD_STUDIES / "confirmed.sql"
+"""A study of which trials and the user's own command ran again, twice resumed and then interrupted."""
+SCRIPT = 'while [ $# -gt 1 ]; do case $1 in --x) x=$2;; esac; shift; done\necho "value: $((100 * x))"\n'
+
+
+@pytest.fixture
+def confirmed(tmp_path: Path) -> StudyView:
+    with closing(sqlite3.connect(tmp_path / "out" / "confirmed.db")) as database:
+        database.executescript(CONFIRMED.read_text())
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    return find_study("old", db="out/confirmed.db").view()
+
+
+def test_a_run_that_an_earlier_release_marked_in_its_identity_repeats_the_trial_of_that_number(
+    confirmed: StudyView,
+) -> None:
+    runs = {each.number: each.trial for each in confirmed.trials}
+    assert {number: trial.rerun_of for number, trial in runs.items() if trial.is_rerun} == {3: 1, 4: 0, 7: 6, 8: 4}
+    assert all(runs[again].identity == runs[first].identity for again, first in ((3, 1), (4, 0), (7, 6), (8, 0)))
+    study = confirmed.study
+    assert study.num_searched == 4 and study.best is not None and study.number_of(study.best) == 6
+    assert study.reruns_of(study.best) == [7] and study.gain == pytest.approx(3.0)
+    assert study.baseline is not None and (study.baseline.number, study.first_run(study.baseline)) == (8, runs[0])
+
+
+def test_a_confirmed_study_of_an_earlier_release_is_resumed_without_running_its_reruns_again(
+    confirmed: StudyView, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = running("resume", capsys)("old", "--db", "out/confirmed.db", "--no-confirm")
+    assert done.code != 0, "it was started in a folder that is not here"
+    options = ["--space", "x=1,2,3,4,5,6", "--strategy", "random", "--strategy-args", "seed=1", "--maximize"]
+    place = ["--db", "out/confirmed.db", "--study-name", "old", "--resume", "--n-trials", "5"]
+    command = ["bash", "train.sh", "--x", "1"]
+    done = running("optimize", capsys)(*options, "--objective", r"value: (\S+)", *place, "--", *command)
+    assert done.code == 0, done.err
+    view = find_study("old", db="out/confirmed.db").view()
+    new = [each.trial for each in view.trials if each.number > 9]
+    assert [trial.params.get("x") for trial in new] == [6, 6, None]
+    assert [trial.rerun_of for trial in new] == [None, 10, 8]
+    assert view.study.gain == pytest.approx(5.0)
+    exported = ExportedStudy(Path("out/old")).view().study
+    assert {trial.number: trial.rerun_of for trial in exported.trials} == {
+        trial.number: trial.rerun_of for trial in view.study.trials
+    }

@@ -7,6 +7,7 @@ import pytest
 
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.server.url import connect_args, driver_url, refuse_misspelt, shown
+from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.tuning.place import StudyPlace
 
 
@@ -30,7 +31,7 @@ def test_a_driver_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_driver_names_the_extra_and_no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     only(monkeypatch)
     with pytest.raises(StudyError, match=r"pip install 'zenith-tune\[postgres\]'") as refused:
-        StudyPlace.find(tmp_path, "s", "postgresql://me:pw@h/s", resume=False, stem="s")
+        StudyPlace.find(TuneOptions(output_dir=tmp_path, db="postgresql://me:pw@h/s"), stem="s")
     assert "postgresql://me:***@h/s" in str(refused.value)
 
 
@@ -38,11 +39,11 @@ def test_another_driver_or_server_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"psycopg or psycopg2, .*'asyncpg'"):
         driver_url("postgresql+asyncpg://h/s")
     with pytest.raises(UsageError, match=r"SQLite .*postgresql:// .*mysql://me:\*\*\*@h/s"):
-        StudyPlace.find(tmp_path, "s", "mysql://me:pw@h/s", resume=False, stem="s")
+        StudyPlace.find(TuneOptions(output_dir=tmp_path, db="mysql://me:pw@h/s"), stem="s")
 
 
 def test_the_study_on_a_server_has_its_files_in_the_default_folder() -> None:
-    place = StudyPlace.find(None, "s", "postgresql://h/s", resume=True, stem="s")
+    place = StudyPlace.find(TuneOptions(output_dir=None, study_name="s", db="postgresql://h/s", resume=True), stem="s")
     assert place.folder.path == Path("zenithtune-out/s").absolute()
     assert place.database_url == "postgresql://h/s"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def look(tmp_path: Path) -> StudyView:
 
 def test_a_search_is_the_same_when_it_is_read_again() -> None:
     search = StudySearch(strategy="grid", max_trials=9, num_slots=2, begun_s=5.0).ended(7.0, "done", FOUND)
-    assert StudySearch.from_json(json.loads(json.dumps(search.as_json()))) == search
+    assert StudySearch.from_json(json.loads(json.dumps(asdict(search)))) == search
     assert search.predictions[1].by == "the stages"
 
 
@@ -48,7 +49,7 @@ def test_what_is_not_there_or_odd_is_nothing_known(odd: Any) -> None:
 
 
 def test_a_row_that_does_not_fit_its_head_is_no_table() -> None:
-    content = StudySearch(strategy="x", tables=(FOUND,)).as_json()
+    content = asdict(StudySearch(strategy="x", tables=(FOUND,)))
     content["tables"][0]["rows"] = [["1"]]
     assert StudySearch.from_json(content) == StudySearch()
 
@@ -73,7 +74,7 @@ def test_a_study_that_continues_has_not_stopped(tmp_path: Path) -> None:
     tune(tmp_path, strategy=Finds(1)).optimize(1)
     ended = look(tmp_path).search
     assert ended.stopped and ended.ended_s is not None
-    going_on = StudySearch.from_json({**ended.as_json(), "begun_s": ended.ended_s + 1})
+    going_on = StudySearch.from_json({**asdict(ended), "begun_s": ended.ended_s + 1})
     assert going_on.stopped == "" and going_on.tables == (FOUND,)
 
 

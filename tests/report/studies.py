@@ -112,8 +112,8 @@ class Recorded:
         self.record.create(about, Direction.MAXIMIZE)
 
     def start(self, trial: Trial, log: str = "", space: dict[str, Parameter] = SPACE) -> int:
-        identity = json.dumps(dict(trial.params))
-        number = self.record.start(trial.params, space, identity, is_baseline=trial.is_baseline, why=trial.why)
+        run = replace(trial, identity=json.dumps(dict(trial.params))).key
+        number = self.record.start(trial.params, space, run, why=trial.why)
         folder = self.folder.trial(number)
         folder.path.mkdir(parents=True)
         folder.command.write_text(f"#!/usr/bin/env bash\n{COMMAND} --trial {number}\n")

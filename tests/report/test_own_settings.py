@@ -24,7 +24,7 @@ from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
 from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd
 
@@ -103,6 +103,15 @@ def test_a_terminal_says_that_a_gain_is_within_the_noise(tmp_path: Path) -> None
         study.add(trial)
     none = tmp_path / "none"
     paths: dict[str, Any] = dict.fromkeys(("csv_path", "json_path", "trials_path", "best_command_path"), none)
-    end = StudyEnd(study=study, why="", best_command="train", database_url="", study_name="s", warnings=[], **paths)
+    end = StudyEnd(
+        study=study,
+        reason=EndReason.DONE,
+        why="",
+        best_command="train",
+        database_url="",
+        study_name="s",
+        warnings=[],
+        **paths,
+    )
     TerminalReporter(Console(file=stream, width=200, highlight=False)).study_ended(end)
     assert re.search(r"^gain: \+29\.5% .*\(100 tokens/s\).* noise .*±40\.0%", stream.getvalue(), re.MULTILINE)

@@ -21,7 +21,7 @@ from zenith_tune.report.terminal.trial_table import trial_line
 from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
 from zenith_tune.strategies.mimo import COLUMNS as MIMO
 from zenith_tune.strategies.zero_progressive.strategy import COLUMNS as ZERO
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Findings
 from zenith_tune.tuning.events import StudyEnd, StudyNotifier
 
@@ -153,7 +153,14 @@ def test_a_terminal_and_json_lines_note_another_batch_beside_the_gain(tmp_path: 
     study.add(trial(0, 100.0, is_baseline=True, extra={"global_batch_size": 16}))
     study.add(trial(1, 136.0, extra={"global_batch_size": 64}))
     paths = dict.fromkeys(("csv_path", "json_path", "trials_path", "best_command_path"), tmp_path / "none")
-    known: dict[str, Any] = {"why": "done", "best_command": "go", "study_name": "s", "warnings": [], **paths}
+    known: dict[str, Any] = {
+        "reason": EndReason.DONE,
+        "why": "done",
+        "best_command": "go",
+        "study_name": "s",
+        "warnings": [],
+        **paths,
+    }
     people, programs = io.StringIO(), io.StringIO()
     reporter = JsonLinesReporter(programs, TerminalReporter(Console(file=people, width=80, highlight=False)))
     reporter.study_ended(StudyEnd(study=study, database_url="sqlite:///x", **known))

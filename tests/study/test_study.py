@@ -7,7 +7,6 @@ import pytest
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.errors import UsageError
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import RERUN
 from zenith_tune.tuning.watch import Timeouts
 
 NAN, INF = float("nan"), float("inf")
@@ -84,7 +83,7 @@ def test_a_lever_is_part_of_the_best_only_where_it_proves_faster(value: float, i
     lever = replace(trial(value, 3), params={"tp": 2, "fp8": True}, identity="fp8")
     found = study(Direction.MAXIMIZE, plain, other, lever)
     assert found.best is (lever if is_best else plain)
-    again = replace(lever, number=4, identity="fp8" + RERUN, value=100.4)
+    again = replace(lever, number=4, rerun_of=3, value=100.4)
     found.add(again)
     assert found.best is plain, "what counts is its last run"
 

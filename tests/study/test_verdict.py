@@ -9,17 +9,18 @@ import pytest
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import RERUN, Outcome, Trial
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.verdict import interval_half, verdict_of
 from zenith_tune.units import GIB
 
 
 def trial(number: int, value: float | None, gib: float = 40.0, *, again: bool = False, **fields: Any) -> Trial:
-    identity = f"run {fields.pop('of', number)}" + RERUN * again
+    of = fields.pop("of", number)
     given = {"spread": 0.003, "num_samples": 9, "duration_s": 90.0, "unit": "tokens/s", **fields}
     outcome = Outcome.OOM if value is None else Outcome.OK
     return Trial(
-        params={"x": number}, outcome=outcome, value=value, number=number, identity=identity,
+        params={"x": number}, outcome=outcome, value=value, number=number, identity=f"run {of}",
+        rerun_of=of if again else None,
         peak_memory_bytes=round(gib * GIB), **given,
     )  # fmt: skip
 
@@ -27,11 +28,11 @@ def trial(number: int, value: float | None, gib: float = 40.0, *, again: bool = 
 def study_with(*trials: Trial, base: float | None = 100.0, again: float | None = None) -> Study:
     study = Study(Direction.MAXIMIZE)
     if base is not None:
-        study.add(trial(0, base, is_baseline=True, of="own"))
+        study.add(trial(0, base, is_baseline=True, of=0))
     for each in trials:
         study.add(each)
     if again is not None:
-        study.add(trial(99, again, is_baseline=True, again=True, of="own"))
+        study.add(trial(99, again, is_baseline=True, again=True, of=0))
     return study
 
 
@@ -122,7 +123,7 @@ def test_where_options_take_no_effect_nothing_is_claimed() -> None:
 def test_an_own_command_over_the_memory_limit_is_not_the_best() -> None:
     study = study_with(trial(1, 90.0, 58.0), trial(2, 95.0, 79.0))
     study.limit_memory(60 * GIB)
-    study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of="own")
+    study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of=0)
     verdict = verdict_of(study, Budget(), num_gpus=1)
     assert study.fastest is not None and study.fastest.number == 1
     assert verdict.speedup == pytest.approx(0.9) and "79.0 GiB" in verdict.sentence
@@ -131,7 +132,7 @@ def test_an_own_command_over_the_memory_limit_is_not_the_best() -> None:
 def test_where_nothing_is_within_the_memory_limit_the_own_command_does_not_stay_the_best() -> None:
     for trials in ((), (trial(1, 90.0, 70.0),)):
         study = study_with(*trials)
-        study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of="own")
+        study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of=0)
         study.limit_memory(60 * GIB)
         sentence = verdict_of(study, Budget(), num_gpus=1).sentence
         assert "79.0 GiB" in sentence and "60.0 GiB" in sentence

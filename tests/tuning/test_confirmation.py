@@ -16,7 +16,6 @@ from zenith_tune.presets.base import ConfirmingRun
 from zenith_tune.record.source import find_study
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest
-from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import MAX_RERUNS, Study
 from zenith_tune.study.trial import Outcome, Trial
@@ -117,7 +116,7 @@ def test_where_your_own_command_is_the_fastest_its_value_comes_back(tmp_path: Pa
 
 
 def test_a_spent_budget_leaves_the_gain_unconfirmed(tmp_path: Path) -> None:
-    _, witness = confirmed(tmp_path, "100 + $x", budget=Budget(max_hours=1e-9))
+    _, witness = confirmed(tmp_path, "100 + $x", max_hours=1e-9)
     assert witness.end is not None and witness.end.verdict is not None and not witness.end.verdict.is_confirmed
 
 

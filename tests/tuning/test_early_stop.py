@@ -200,7 +200,7 @@ def test_without_early_stop_a_trial_runs_to_its_end(zenithtune: Run) -> None:
 def test_without_early_stop_in_python_a_trial_runs_to_its_end(tmp_path: Path) -> None:
     witness = Witness()
     command = f"{sys.executable} {FAKE_TRAINER} --train-iters 60 --iteration-seconds 0.025 --seed {{x}}"
-    tuner = tune(tmp_path, command, ToyPreset([1]), evaluator=MegatronEvaluator(), listener=witness, early_stop=None)
+    tuner = tune(tmp_path, command, ToyPreset([1]), evaluator=MegatronEvaluator(), listener=witness, early_stop=False)
     tuner.optimize()
     assert [(trial.early, trial.num_samples) for trial in witness.trials] == [(None, 59)]
 

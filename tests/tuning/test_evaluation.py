@@ -16,7 +16,6 @@ from zenith_tune import (
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.base import EvalFunction
-from zenith_tune.tuning.config import Limits
 
 
 def test_the_budget_counts_runs_and_neither_repeats_nor_prunes(tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_a_repeated_failure_is_a_failure_again(tmp_path: Path) -> None:
 def test_too_many_repeats_in_a_row_stop_the_strategy(tmp_path: Path) -> None:
     witness = Witness()
     strategy = Asks(*[1] * 10)
-    tune(tmp_path, strategy=strategy, listener=witness, limits=Limits(consecutive_duplicates=4)).optimize()
+    tune(tmp_path, strategy=strategy, listener=witness, max_duplicates=4).optimize()
     assert len(strategy.answers) == 5
     assert witness.end is not None and "4 points" in witness.end.why and "tried" in witness.end.why
 
@@ -53,8 +52,8 @@ def test_too_many_repeats_in_a_row_stop_the_strategy(tmp_path: Path) -> None:
 def test_too_many_prunes_in_a_row_stop_the_strategy(tmp_path: Path) -> None:
     witness = Witness()
     strategy = Asks(*[2] * 10)
-    preset, limits = ToyPreset(illegal=[2]), Limits(consecutive_prunes=4)
-    tune(tmp_path, preset=preset, strategy=strategy, listener=witness, limits=limits).optimize()
+    preset = ToyPreset(illegal=[2])
+    tune(tmp_path, preset=preset, strategy=strategy, listener=witness, max_prunes=4).optimize()
     assert len(strategy.answers) == 4
     assert witness.end is not None and "4 pruned points" in witness.end.why
 

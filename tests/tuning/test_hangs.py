@@ -102,12 +102,11 @@ def test_an_own_command_that_fails_stops_the_study_and_shows_the_end_of_its_log(
 
 @pytest.mark.parametrize("cause", ["torch.OutOfMemoryError: CUDA out of memory.", ""])
 def test_an_own_command_that_lacks_memory_or_time_does_not_stop_it(tmp_path: Path, cause: str) -> None:
-    from zenith_tune.tuning.watch import Timeouts
 
     strategy = Asks(1)
     command = f"sh -c 'echo {cause}; exit 1'" if cause else "sleep 60"
-    preset, timeouts = Given("echo value: {x}"), Timeouts(fixed_s=2.0)
-    assert tune(tmp_path, command, preset, strategy=strategy, timeouts=timeouts).optimize() == (1.0, {"x": 1})
+    preset = Given("echo value: {x}")
+    assert tune(tmp_path, command, preset, strategy=strategy, timeout=2.0).optimize() == (1.0, {"x": 1})
 
 
 def test_without_a_baseline_the_study_goes_on_as_it_did(tmp_path: Path) -> None:

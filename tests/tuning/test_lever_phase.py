@@ -16,7 +16,6 @@ from zenith_tune.presets.levers import Lever, LeverChoice, LeverDeclaration, cho
 from zenith_tune.record.reader import recorded_choices
 from zenith_tune.record.source import find_study
 from zenith_tune.report.search_digest import search_object
-from zenith_tune.study.budget import Budget, Training
 from zenith_tune.study.lever_results import LeverStatus, lever_table
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.study import Study
@@ -109,8 +108,7 @@ def test_what_only_frees_memory_is_not_tried_for_speed(tmp_path: Path) -> None:
 
 
 def test_a_short_training_is_not_worth_a_trial_of_levers(tmp_path: Path) -> None:
-    budget = Budget(training=Training(hours=1e-6))
-    tried, _, _ = studied(tmp_path, {"a": 2.0}, budget=budget)
+    tried, _, _ = studied(tmp_path, {"a": 2.0}, train_hours=1e-6)
     assert not tried
 
 
@@ -396,10 +394,10 @@ def test_hours_that_end_inside_the_phase_leave_the_best_so_far(tmp_path: Path, k
             return f"sh -c 'sleep 600 # {' '.join(params)}'" if "slow" in params else text
 
     levers = [Lever(name=name, is_alone=True) for name in ("a", "slow", "c")]
-    budget = Budget(**{kind: 15 / 3600}, training=Training(hours=1000.0))
+    budget = {kind: 15 / 3600, "train_hours": 1000.0}
     for again in (False, True):
         witness, preset = Witness(), Slow({"a": 1.1, "slow": 1.1, "c": 1.1}, levers, (1, 2, 3))
-        tune(tmp_path, "sh -c 'echo value: 50'", preset, listener=witness, budget=budget, resume=again).optimize()
+        tune(tmp_path, "sh -c 'echo value: 50'", preset, listener=witness, resume=again, **budget).optimize()
         assert witness.end is not None and witness.end.verdict is not None
         study, verdict = witness.end.study, witness.end.verdict
         assert study.best is not None and study.best.params == {"x": 3, "a": True}

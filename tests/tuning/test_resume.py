@@ -44,7 +44,7 @@ LIMITS = Budget(training=Training(hours=100.0), gpu_hours=50.0, max_hours=20.0, 
 
 
 def test_a_resumed_study_keeps_the_limits_that_it_was_begun_with(tmp_path: Path) -> None:
-    tune(tmp_path, budget=LIMITS, memory=MemoryLimit(headroom=0.1)).optimize(n_trials=1)
+    tune(tmp_path, train_hours=100.0, gpu_hours=50.0, max_hours=20.0, price=2.5, headroom=0.1).optimize(n_trials=1)
     prepared: list[TunedJob] = []
 
     class Hears(Asks):
@@ -55,7 +55,7 @@ def test_a_resumed_study_keeps_the_limits_that_it_was_begun_with(tmp_path: Path)
     tuner.optimize()
     assert tuner.config.budget == LIMITS and tuner.config.memory == MemoryLimit(headroom=0.1)
     assert prepared[-1].training.hours == 100.0
-    tune(tmp_path, resume=True, budget=Budget(price=4.0), memory=MemoryLimit(max_bytes=7e10)).optimize()
+    tune(tmp_path, resume=True, price=4.0, max_memory=7e10).optimize()
     tuner = tune(tmp_path, resume=True)
     tuner.optimize()
     assert tuner.config.budget == replace(LIMITS, price=4.0)
@@ -72,34 +72,34 @@ def test_a_memory_limit_that_is_kept_decides_what_is_best(tmp_path: Path) -> Non
         evaluator = Measures(r"value: (\S+)", direction=Direction.MAXIMIZE)
         return tune(tmp_path, evaluator=evaluator, resume=True, **options).optimize()
 
-    assert resumed(memory=MemoryLimit(max_bytes=2 * 2**30))[0] == 2.0
+    assert resumed(max_memory=2 * 2**30)[0] == 2.0
     assert resumed()[0] == 2.0
-    assert resumed(memory=MemoryLimit(max_bytes=9 * 2**30))[0] == 3.0
+    assert resumed(max_memory=9 * 2**30)[0] == 3.0
 
 
 @pytest.mark.parametrize(
-    "budget_of", [lambda hours: Budget(gpu_hours=hours), lambda hours: Budget(max_hours=hours)], ids=["GPU", "all"]
+    "budget_of", [lambda hours: {"gpu_hours": hours}, lambda hours: {"max_hours": hours}], ids=["GPU", "all"]
 )
 def test_a_budget_that_is_spent_stays_spent_until_a_larger_one_is_given(
-    tmp_path: Path, budget_of: Callable[[float], Budget]
+    tmp_path: Path, budget_of: Callable[[float], dict[str, float]]
 ) -> None:
     preset = ToyPreset(range(9))
     command = f"sh -c 'if [ {{x}} = 3 ] && [ ! -e {tmp_path}/go ]; then sleep 600; fi; echo value: {{x}}'"
     first, again, more = Witness(), Witness(), Witness()
-    tune(tmp_path, command, preset, budget=budget_of(8.0 / 3600), listener=first).optimize()
+    tune(tmp_path, command, preset, **budget_of(8.0 / 3600), listener=first).optimize()
     ran = [trial for trial in first.trials if trial.ok]
     assert 1 <= len(ran) <= 3
     (tmp_path / "go").touch()
     tune(tmp_path, command, preset, resume=True, listener=again).optimize()
     assert again.trials == []
-    tune(tmp_path, command, preset, resume=True, budget=budget_of(1.0), listener=more).optimize()
+    tune(tmp_path, command, preset, resume=True, **budget_of(1.0), listener=more).optimize()
     assert len(more.trials) == 9 - len(ran)
 
 
 def test_a_trial_that_the_budget_would_cut_off_is_not_started(tmp_path: Path) -> None:
     witness = Witness()
-    command, budget = "sh -c 'sleep 3; echo value: {x}'", Budget(gpu_hours=5.3 / 3600)
-    tune(tmp_path, command, ToyPreset(range(9)), budget=budget, listener=witness).optimize()
+    command = "sh -c 'sleep 3; echo value: {x}'"
+    tune(tmp_path, command, ToyPreset(range(9)), gpu_hours=5.3 / 3600, listener=witness).optimize()
     assert [str(trial.outcome) for trial in witness.trials] == ["ok"]
 
 
@@ -110,8 +110,8 @@ def test_the_estimate_is_no_longer_than_the_budget(tmp_path: Path) -> None:
         def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
             return f"echo value: {params['x']}"
 
-    budget = Budget(max_hours=4 / 3600)
-    tune(tmp_path, "sh -c 'sleep 1; echo value: 0'", OwnRuns(range(9)), budget=budget, listener=witness).optimize()
+    command = "sh -c 'sleep 1; echo value: 0'"
+    tune(tmp_path, command, OwnRuns(range(9)), max_hours=4 / 3600, listener=witness).optimize()
     (estimate,) = [note for note in witness.notes if note.startswith("estimate")]
     assert "0.00111111 hours" in estimate
 

@@ -25,7 +25,6 @@ from zenith_tune.report.search_digest import best_so_far
 from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.study.trial import Trial
-from zenith_tune.tuning.watch import Timeouts
 
 NOTED = "sh -c 'echo $CUDA_VISIBLE_DEVICES $MASTER_PORT $(date +%s%N) >> {log}; sleep 0.3; " + (
     "echo $CUDA_VISIBLE_DEVICES end $(date +%s%N) >> {log}; echo value: {x}'"
@@ -57,8 +56,10 @@ def test_four_trials_of_two_gpus_share_a_node_of_eight(tmp_path: Path) -> None:
     # The first four wait for one another: however slow the machine is, they must all be running at once.
     waits = "i=0; while [ $(wc -l < {log}) -lt 4 ] && [ $i -lt 1000 ]; do sleep 0.1; i=$((i+1)); done; "
     command = NOTED.replace("sleep 0.3; ", waits).replace("{log}", str(log))
-    preset, needs = ToyPreset(range(1, 13)), {"gpus_per_node": 2}
-    tuner = tune(tmp_path, command, preset, strategy=GridStrategy(), listener=witness, parallel=None, needs=needs)
+    preset = ToyPreset(range(1, 13))
+    tuner = tune(
+        tmp_path, command, preset, strategy=GridStrategy(), listener=witness, parallel="auto", gpus_per_trial=2
+    )
     value, params = tuner.optimize()
     assert (value, params) == (12.0, {"x": 12})
     assert len({trial.params["x"] for trial in witness.trials}) == 12
@@ -75,13 +76,13 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
     witness = Witness()
     options: dict[str, Any] = {
         "parallel": 4,
-        "needs": {"gpus_per_node": 2},
+        "gpus_per_trial": 2,
         "listener": witness,
         "strategy": GridStrategy(),
     }
     tune(tmp_path, preset=ToyPreset(range(1, 6)), **options).optimize()
     assert [trial.params["x"] for trial in witness.trials][-1] == 5
-    assert witness.trials[-1].identity.endswith("# alone")
+    assert witness.trials[-1].is_rerun
     [line] = [note for note in witness.notes if "run again" in note]
     assert "slow one another" not in line
     again = Witness()
@@ -95,14 +96,14 @@ def test_neighbours_that_cost_time_are_reported_and_contenders_run_alone(tmp_pat
     [line] = [note for note in witness.notes if "run again" in note]
     assert "slow one another" in line and "stays" in line
     assert best.is_rerun and best.params["x"] == 13
-    alone = [trial.params["x"] for trial in witness.trials if trial.identity.endswith("# alone")]
+    alone = [trial.params["x"] for trial in witness.trials if trial.is_rerun]
     assert alone[0] == 13 and len(alone) > 1
 
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_more_trials_than_the_machine_has_gpus_for_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"5 trials .*2 GPUs .*10"):
-        tune(tmp_path, parallel=5, needs={"gpus_per_node": 2}).optimize()
+        tune(tmp_path, parallel=5, gpus_per_trial=2).optimize()
 
 
 def test_the_same_best_as_in_sequence(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_value_that_does_not_hold_alone_does_not_count(tmp_path: Path) -> None
     script.write_text("test $1 != 5 && echo value: $1 && exit; test -e $2 && echo value: 5 || echo value: 10; touch $2")
     command = f"sh {script} {{x}} {tmp_path}/seen"
     witness = Witness()
-    options: dict[str, Any] = {"parallel": 4, "needs": {"gpus_per_node": 2}, "listener": witness}
+    options: dict[str, Any] = {"parallel": 4, "gpus_per_trial": 2, "listener": witness}
     value, params = tune(
         tmp_path, command, ToyPreset([1, 2, 3, 4, 5, 6]), strategy=GridStrategy(), **options
     ).optimize()
@@ -154,7 +155,7 @@ def test_a_value_that_does_not_hold_alone_does_not_count(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_runs_alone_are_not_part_of_the_budget(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"parallel": 4, "needs": {"gpus_per_node": 2}, "strategy": GridStrategy()}
+    options: dict[str, Any] = {"parallel": 4, "gpus_per_trial": 2, "strategy": GridStrategy()}
     first, second = Witness(), Witness()
     preset = ToyPreset(range(1, 9))
     tune(tmp_path, preset=preset, listener=first, **options).optimize(n_trials=4)
@@ -168,7 +169,7 @@ def test_a_trial_that_hangs_beside_the_first_success_is_ended_by_the_dynamic_lim
     command = "sh -c 'test {x} = 2 && sleep 600; echo value: {x}'"
     began = time.monotonic()
     options: dict[str, Any] = {"parallel": 3, "listener": witness, "baseline": False}
-    tune(tmp_path, command, strategy=GridStrategy(), timeouts=Timeouts(dynamic=True), **options).optimize()
+    tune(tmp_path, command, strategy=GridStrategy(), timeout_dynamic=True, **options).optimize()
     assert time.monotonic() - began < 300
     assert {trial.params["x"]: trial.outcome for trial in witness.trials}[2] == "timeout"
 
@@ -179,7 +180,7 @@ def alone_study(tmp_path: Path, beside_and_alone: dict[int, tuple[float, float]]
     cases = "\n".join(f"{x}) first={beside} second={alone} ;;" for x, (beside, alone) in beside_and_alone.items())
     script.write_text(f"case $1 in {cases}\nesac\nmkdir {tmp_path}/$1 && echo value: $first || echo value: $second\n")
     witness = Witness()
-    options: dict[str, Any] = {"parallel": 2, "needs": {"gpus_per_node": 2}, "listener": witness, "baseline": False}
+    options: dict[str, Any] = {"parallel": 2, "gpus_per_trial": 2, "listener": witness, "baseline": False}
     tune(
         tmp_path, f"sh {script} {{x}}", ToyPreset(list(beside_and_alone)), strategy=GridStrategy(), **options
     ).optimize()
@@ -236,7 +237,7 @@ def test_a_run_alone_is_marked_in_the_table_and_in_the_report(tmp_path: Path) ->
 @pytest.mark.usefixtures("eight_gpus")
 def test_n_gpus_of_the_preset_says_what_a_trial_needs_where_the_command_does_not(tmp_path: Path) -> None:
     witness = Witness()
-    options: dict[str, Any] = {"listener": witness, "parallel": None, "baseline": False, "study_name": "s"}
+    options: dict[str, Any] = {"listener": witness, "parallel": "auto", "baseline": False, "study_name": "s"}
     command = "sh -c 'echo score: $CUDA_VISIBLE_DEVICES' {tp} {mbs} {recompute} {gbs}"
     args = {"n_gpus": "2"}
     score = RegexEvaluator(r"score: (\d)")

@@ -33,7 +33,7 @@ OWN_FRAMEWORK = "fsdp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """Hold what was asked for."""
+    """A request for a plan."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -43,7 +43,7 @@ class PlanRequest:
     risk: float = RISK
     calibration: Calibration | None = None
     warning: str = ""
-    """What is odd about the calibration; empty where nothing is."""
+    """A warning about the calibration; empty where there is none."""
     tensor_reason: str = ""
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
     may_leave_island: bool = False
@@ -99,13 +99,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """Hold a plan with what it was made of."""
+    """A plan with its request and its planner."""
 
     request: PlanRequest
     planner: Planner
     plan: Plan
     what_if: WhatIf | None = None
-    """The same plan beside one with changes, where that was asked for."""
+    """The plan next to one with changes, where that was asked for."""
 
     @property
     def fits(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a diagnosis of a run comes to, with a plan or without one."""
+"""The diagnosis of a run, with a plan or without one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zenith_tune.study.files import Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDiagnosis:
-    """Hold what was found; without a plan there are only the causes that the log shows."""
+    """A diagnosis; without a plan it has only the causes that the log shows."""
 
     what: str
-    """Which run it is."""
+    """The name of the run."""
     found: Diagnosis | UnplannedRun
-    """All of it, with the plan, or why there is no plan."""
+    """The diagnosis by the plan, or why there is no plan."""
     tensor_reason: str = ""
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 640, 280
 LEFT, RIGHT, TOP, BOTTOM = 90, 16, 28, 40
 TRIAL, BEST, OWN = "#0072b2", "#d55e00", "#767676"
-"""Blue and vermilion of Okabe and Ito, which people with any colour vision tell apart, and a grey."""
+"""Blue and vermilion of Okabe and Ito, distinct to people with any colour vision, and a grey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlot:
-    """Hold the picture; a notebook shows it by itself."""
+    """A picture of a study, which a notebook shows by itself."""
 
     svg: str
 
@@ -49,7 +49,7 @@ class StudyPlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Hold how numbers of trials and values become places of the picture."""
+    """The scales of a picture."""
 
     numbers: tuple[int, int]
     values: tuple[float, float]
@@ -74,7 +74,8 @@ def study_plot(study: Json) -> StudyPlot:
     margin = 0.08 * ((max(values) - min(values)) or abs(values[0]) or 1.0)
     numbers = [trial["number"] for trial in study["trials"]]
     axes = Axes(numbers=(min(numbers), max(numbers)), values=(min(values) - margin, max(values) + margin))
-    return StudyPlot(svg=_drawing(study, [*_ticks(axes, values), _best_line(axes, study), *_points(axes, trials)]))
+    points = [_point(axes, trial) for trial in trials]
+    return StudyPlot(svg=_drawing(study, [*_ticks(axes, values), _best_line(axes, study), *points]))
 
 
 def _drawing(study: Json, parts: list[str]) -> str:
@@ -113,12 +114,9 @@ def _best_line(axes: Axes, study: Json) -> str:
     return f'<path d="{path}" fill="none" stroke="{BEST}" stroke-width="2"/>'
 
 
-def _points(axes: Axes, trials: list[Json]) -> list[str]:
-    """Draw the trials, each with what it is as its tooltip; the user's own command is a square."""
-    return [_point(axes.x(trial["number"]), axes.y(trial["value"]), trial) for trial in trials]
-
-
-def _point(x: float, y: float, trial: Json) -> str:
+def _point(axes: Axes, trial: Json) -> str:
+    """Draw a trial with its name as its tooltip; the user's own command is a square."""
+    x, y = axes.x(trial["number"]), axes.y(trial["value"])
     tip = f"<title>{html.escape(trial['label'])}: {format_value(trial['value'])}</title>"
     if trial["is_baseline"]:
         return f'<rect x="{x - 5:g}" y="{y - 5:g}" width="10" height="10" fill="{OWN}">{tip}</rect>'
@@ -126,23 +124,23 @@ def _point(x: float, y: float, trial: Json) -> str:
 
 
 MAX_ROWS = 10
-"""Of the table that a notebook shows."""
+"""Rows of the table that a notebook shows."""
 COLUMNS = ("trial", "layout", "state", "value and spread", "gain", "step", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Hold how much faster the best trial is than the user's own command.
+    """The gain of the best trial over the user's own command.
 
     >>> print(Gain(speedup=1.48, low=1.47, high=1.49, is_confirmed=True))
     1.48x (1.47 to 1.49, confirmed)
     """
 
     speedup: float
-    """1.48 is 48% more per second; 1.0 where nothing is faster."""
+    """The speed relative to the own command: 1.48 is 48% faster; 1.0 where nothing is faster."""
     low: float | None
     high: float | None
-    """The interval that holds it with 90%; None where there is no gain."""
+    """The ends of the 90% interval; None where there is no gain."""
     is_confirmed: bool
     """Whether both ran once more at the end."""
 
@@ -157,7 +155,7 @@ class Gain:
 
 
 class StudyResult:
-    """Show a study as its record has it.
+    """A study as its record has it.
 
     result = StudyResult.load("zenithtune-out/megatron-lm-20261117-050000-000")
     print(result.gain, result.command)
@@ -185,7 +183,7 @@ class StudyResult:
 
     @property
     def view(self) -> StudyView:
-        """All that the record has of it."""
+        """The whole record of the study."""
         return self._view
 
     @property
@@ -219,7 +217,7 @@ class StudyResult:
 
     @property
     def verdict(self) -> str:
-        """What the study came to, in one sentence."""
+        """The verdict, in one sentence."""
         return str(self._verdict.get("sentence", ""))
 
     @property

@@ -10,11 +10,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from rich.console import Console
 
 from zenith_tune.api.study_result import StudyResult
-from zenith_tune.api.tune_options import TuneOptions
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.tuner import PresetTuner
+from zenith_tune.tuning.options import TuneOptions
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -51,11 +52,10 @@ def tune(command: Command, **options: Any) -> StudyResult:
     for name in options:
         if name not in known:
             raise UnknownNameError("argument of tune", name, known)
-    chosen = TuneOptions(**options)
-    tuner = chosen.tuner(command if isinstance(command, str) else ParsedCommand.from_argv(command).text)
-    if chosen.listener is None:
+    if options.get("listener") is None:
         # Plain lines, as a program prints them: the live display of a notebook needs widgets.
-        tuner.listener = lambda: TerminalReporter(Console(highlight=False, force_jupyter=False))
-    tuner.optimize(chosen.n_trials)
+        options["listener"] = lambda: TerminalReporter(Console(highlight=False, force_jupyter=False))
+    tuner = PresetTuner(command if isinstance(command, str) else ParsedCommand.from_argv(command).text, **options)
+    tuner.optimize()
     place = tuner.config.place
     return StudyResult(StudyReader(place.database_url, place.study_name))

@@ -27,7 +27,7 @@ MAX_BYTES = 4 * 2**20
              help="Measured runs: a CSV file, or a folder of them. May be given several times.")  # fmt: skip
 @path_option("--study", metavar="FOLDER", help="A finished study, with study.json.")
 @path_option("--probes", multiple=True, metavar="FOLDER",
-             help="What `zenithtune probe` wrote. May be given several times, and beside --rows.")  # fmt: skip
+             help="What `zenithtune probe` wrote. May be given several times, and together with --rows.")  # fmt: skip
 @click.option("--model", metavar="NAME|PATH", help="--study: the model that was trained.")
 @click.option("--cluster", metavar="NAME|PATH", help="--study: the GPUs that it ran on, e.g. h100x64.")
 @click.option("--seq", type=COUNT, metavar="N", help="--study: sequence length, in tokens.")
@@ -35,7 +35,7 @@ MAX_BYTES = 4 * 2**20
 @click.option("--precision", type=click.Choice(PRECISIONS), help="--study: of matrix work. [default: bf16]")
 @click.option("--framework", metavar="NAME", help="What ran. [default: what most of the rows are of; megatron]")
 @path_option("--output", required=True, help="The file to write.")
-@click.option("--all", "fit_all", is_flag=True, help="--rows: one file per framework into the folder --output, anew.")
+@click.option("--all", "fit_all", is_flag=True, help="--rows: write one file per framework into the folder --output.")
 @json_option
 @debug_option
 def calibrate(**options: Any) -> int:

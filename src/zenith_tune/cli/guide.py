@@ -1,4 +1,4 @@
-"""The command `zenithtune guide`: a layout by the size of a model alone, beside what the planner would choose."""
+"""The command `zenithtune guide`: typical parallelism for a model size, next to what the planner would choose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN_BY = "accelerate"
 """What the guide's layouts are for: the planner's choice must be one that its file can say."""
 
 
-@click.command(short_help="Give a layout by the size of a model, beside what the planner would choose.")
+@click.command(short_help="Show typical parallelism for a model size, and what the planner would choose.")
 @click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
 @click.option("--gpu", default=GPU, show_default=True, metavar="NAME", help="Their kind, e.g. h100.")
 @topology_option(": TP stays where NVLink joins its GPUs")
@@ -38,7 +38,7 @@ RUN_BY = "accelerate"
 @debug_option
 @click.argument("size", required=False)
 def guide(size: str | None, **options: Any) -> int:
-    """Say how a model like Llama of SIZE is usually cut, e.g. 70B, and what the planner says of that and of its own.
+    """Show typical parallelism for a model like Llama of SIZE, e.g. 70B, and what the planner would choose.
 
     Without SIZE the whole table is shown: the starting points for bf16, 2K sequences and A100 80 GB.
 

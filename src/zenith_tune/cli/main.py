@@ -37,12 +37,9 @@ class LazyGroup(click.Group):
         path = self._module_of.get(cmd_name)
         if path is not None and cmd_name not in self.commands:
             module = importlib.import_module(f"{self.package}.{path}")
-            self.add_command(next(each for each in vars(module).values() if _is_named(each, cmd_name)))
+            commands = [each for each in vars(module).values() if isinstance(each, click.Command)]
+            self.add_command(next(each for each in commands if each.name == cmd_name))
         return super().get_command(ctx, cmd_name)
-
-
-def _is_named(value: object, name: str) -> bool:
-    return isinstance(value, click.Command) and value.name == name
 
 
 class ZenithTune(LazyGroup):
@@ -104,7 +101,7 @@ def _run(arguments: list[str], own: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output is gone: there is nobody left to tell
+        sys.stderr.close()  # the reader of our output is gone
         return 1
     except Exception as error:
         if "--debug" in own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Container
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from click.decorators import FC
 from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
-from zenith_tune.study.budget import parse_share, parse_size
+from zenith_tune.tuning.options import TuneOptions, flag
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -39,25 +40,6 @@ class Probability(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value} is not a probability above 0 and up to 1.", param, ctx)
         return number
-
-
-class Amount(click.ParamType[float]):
-    """Take what a function of the library reads."""
-
-    name = "amount"
-
-    def __init__(self, read: Callable[[str], float]) -> None:
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the amount."""
-        try:
-            return self._read(str(value))
-        except UsageError as error:
-            self.fail(f"{error}.", param, ctx)
-
-
-SIZE, PERCENT = Amount(parse_size), Amount(parse_share)
 
 
 class RecordedCommand(click.Command):
@@ -89,12 +71,47 @@ def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings
     return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, **settings)
 
 
-def study_place(command: FC) -> FC:
-    """Add --output-dir and --db, by which a study is found."""
-    command = click.option("--db", metavar="PATH|URL", help="The study's database. [default: OUTPUT_DIR/studies.db]")(
-        command
-    )
-    return path_option("--output-dir", metavar=None, help="Where studies are kept. [default: zenithtune-out]")(command)
+def options_of(kind: type, *names: str) -> Callable[[FC], FC]:
+    """Declare the options that the fields of a dataclass stand for: all of them, or those of some names."""
+
+    def declare(command: FC) -> FC:
+        for each in reversed(fields(kind)):
+            if "help" in each.metadata and (not names or each.name in names):
+                command = _declared(each)(command)
+        return command
+
+    return declare
+
+
+_TYPES = {"int": click.INT, "float": click.FLOAT, "str": click.STRING, "Path": click.Path(path_type=Path)}
+_SEVERAL = ("Pairs", "Axes", "Names")
+"""Types of what may be given several times."""
+
+
+def _declared(each: Field[Any]) -> Callable[[FC], FC]:
+    """Declare one field; the first type that its annotation names is what the command line gives."""
+    kind, more, name = str(each.type).partition(" ")[0], each.metadata, flag(each.name)
+    how: Options = {"help": more["help"], "default": each.default, "metavar": more.get("metavar")}
+    how["show_default"] = each.default not in (None, False, ())
+    if kind == "bool":
+        off = more.get("off")
+        return click.option(f"{name}/{off}" if off else name, is_flag=True, **how)
+    if kind in _SEVERAL:
+        joins = kind == "Pairs"
+        how |= {"multiple": True, "metavar": how["metavar"] or "K=V,..."}
+        return click.option(name, callback=_joined if joins else None, **how)
+    if "choices" in more:
+        return click.option(name, type=click.Choice(more["choices"]), **how)
+    least = more.get("at_least")
+    return click.option(name, type=_TYPES[kind] if least is None else click.IntRange(min=least), **how)
+
+
+def _joined(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> str | None:
+    return ",".join(pairs) if pairs else None
+
+
+study_place = options_of(TuneOptions, "output_dir", "db")
+"""Adds --output-dir and --db, by which a study is found."""
 
 
 def risk_option(help: str) -> Callable[[FC], FC]:

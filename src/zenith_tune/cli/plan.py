@@ -228,7 +228,7 @@ def _explain(request: PlanRequest, options: Options) -> int:
 
 
 def _report(request: PlanRequest, options: Options) -> PlanReport:
-    """Return the report, beside the file of --emit where that goes to stdout, with the request's note printed."""
+    """Return the report, on stderr where the file of --emit goes to stdout, with the request's note printed."""
     from rich.console import Console
 
     from zenith_tune.report.plan.text import PlanReport

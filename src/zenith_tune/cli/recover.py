@@ -1,4 +1,4 @@
-"""The command `zenithtune recover`: a lost or damaged database, made anew."""
+"""The command `zenithtune recover`: a lost or damaged database, rebuilt."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ALSO = {"htm": "html", "markdown": "md"}
     help="[default: by the ending of --output, else html]",
 )
 @path_option("--output", help="Where to write. [default: report.html in the study's folder; other formats: stdout]")
-@click.option("--compare", metavar="STUDY", help="Another study, to be put beside the first.")
+@click.option("--compare", metavar="STUDY", help="Another study to compare with.")
 @study_place
 @debug_option
 @click.argument("study", metavar="STUDY")

@@ -43,7 +43,7 @@ class StudyControl:
         self._write({**self._read(), _CANCELLED: sorted({*numbers, number})})
 
     def forget(self) -> None:
-        """Forget all requests: a study that is begun anew, or resumed, was asked for after them."""
+        """Forget all requests: a study that starts, or resumes, was asked for after them."""
         self._path.unlink(missing_ok=True)
         self._seen, self._requests = None, {}
 

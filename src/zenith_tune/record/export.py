@@ -30,7 +30,7 @@ OPTION = "--global-batch-size"
 
 
 def batch_note(study: Study) -> str:
-    """Return a line to stand beside the gain; nothing where both train the same batch, or one is not known."""
+    """Return a note on the gain; nothing where both train the same batch, or one is not known."""
     base, best = study.baseline, study.best
     if base is None or best is None or not base.ok:
         return ""
@@ -66,6 +66,7 @@ def trial_as_json(trial: Trial) -> dict[str, Any]:
         **plain,
         "outcome": str(trial.outcome),
         "is_baseline": trial.is_baseline,
+        "rerun_of": trial.rerun_of,
         "parameters": dict(trial.params),
         "folder": str(trial.folder) if trial.folder else None,
     }
@@ -85,10 +86,10 @@ def export(
 ) -> None:
     """Write trials.csv, study.json and best_command.sh, each as a whole."""
     write_atomically(folder.csv, _csv(study))
-    write_json(
-        folder.json,
-        {**_json(study, header), "best_command": best_command, "search": (search or StudySearch()).as_json()},
-    )
+    content = {**asdict(header), "direction": str(study.direction), **outcome_as_json(study)}
+    trials = [{**trial_as_json(trial), "identity": trial.identity} for trial in study.runs]
+    known = {"trials": trials, "best_command": best_command, "search": asdict(search or StudySearch())}
+    write_json(folder.json, {**content, **known})
     if best_command is not None:
         start = _change_of_folder(best_command, header.working_folder)
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{start}{best_command}\n")
@@ -119,10 +120,9 @@ def _csv(study: Study) -> str:
     return text.getvalue()
 
 
-def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
+def outcome_as_json(study: Study) -> dict[str, Any]:
+    """Return what a study came to as plain values, for its files and for `--json`."""
     return {
-        **asdict(header),
-        "direction": str(study.direction),
         "best": best_as_json(study),
         "baseline": trial_as_json(study.baseline) if study.baseline else None,
         "gain": study.gain,
@@ -132,5 +132,4 @@ def _json(study: Study, header: StudyHeader) -> dict[str, Any]:
         "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
         "num_pruned": study.num_pruned,
         "num_repeated": study.num_repeated,
-        "trials": [{**trial_as_json(trial), "identity": trial.identity} for trial in study.runs],
     }

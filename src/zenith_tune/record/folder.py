@@ -19,7 +19,7 @@ DATABASE_NAME = "studies.db"
 
 
 class StudyFolder:
-    """Hold the paths of one study: OUTPUT_DIR/STUDY/trials/NNNN beside the database of all studies."""
+    """The paths of one study: OUTPUT_DIR/STUDY/trials/NNNN, next to the database of all studies."""
 
     def __init__(self, output_dir: Path, study_name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", study_name) or study_name == DATABASE_NAME:
@@ -35,12 +35,12 @@ class StudyFolder:
         self.best_command = self.path / "best_command.sh"
         self.environment = self.path / "environment.json"
         self.record = self.path / "record.json"
-        """What the database holds of the study beside its trials, to make a lost one anew from their files."""
+        """The study without its trials, to rebuild a lost database from this and their files."""
         self.control = self.path / "control.json"
         """What was asked of the study while it runs."""
 
     def make(self) -> None:
-        """Make the folder where it is missing; commands, logs and environments are nobody else's to read."""
+        """Make the folder where it is missing; commands, logs and environments are private."""
         self.output_dir.parent.mkdir(parents=True, exist_ok=True)
         for folder in (self.output_dir, self.path):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -89,10 +89,10 @@ def held_by(study_name: str, pid: int | str) -> StudyError:
 
 
 class StudyLock:
-    """Hold a study for one tuner; the kernel lets go of it when the tuner dies, however it dies."""
+    """The lock of a study for one tuner; the kernel releases it when the tuner dies, however it dies."""
 
     def __init__(self, database: Path, study_name: str) -> None:
-        # Beside the database, not in the output folder: two tuners may share the one and not the other.
+        # Next to the database, not in the output folder: two tuners may share the one and not the other.
         self._database = database.resolve()
         self._study_name = study_name
         self._file: IO[str] | None = None

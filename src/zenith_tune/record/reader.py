@@ -75,7 +75,7 @@ class ExportedStudy:
             raise TypeError("best_command is no text")
         direction = Direction(content["direction"])
         header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
-        trials = tuple(TrialView(trial=exported_trial(each)) for each in content["trials"])
+        trials = tuple(TrialView(trial=exported_trial(each, content["trials"])) for each in content["trials"])
         search = StudySearch.from_json(content.get("search"))
         return StudyView(
             name=self.name,
@@ -115,7 +115,7 @@ def study_names(url: str) -> list[str]:
 def recorded_choices(url: str, name: str) -> dict[str, tuple[Value, ...]]:
     """Return what every trial of a study chose from, by parameter; nothing of one that is not there or has no trials.
 
-    Parameters that some trials have beside those of the others are no part of the search space.
+    Parameters that only some trials have are no part of the search space.
     """
     if (path := database_path(url)) is not None and not path.is_file():
         return {}
@@ -151,7 +151,7 @@ class StudyReader:
             attributes, stored = record.user_attrs, record.get_trials(deepcopy=False)
             direction = Direction[record.direction.name]
         header = StudyHeader.from_stored(attributes.get(HEADER_KEY), self.name)
-        trials = tuple(self._view(frozen) for frozen in stored if TWIN_OF not in frozen.user_attrs)
+        trials = tuple(self._view(frozen, stored) for frozen in stored if TWIN_OF not in frozen.user_attrs)
         search = StudySearch.from_json(attributes.get(SEARCH_KEY))
         study, folder = study_of(trials, direction, search.memory_limit_bytes), _study_folder(trials)
         kept = {} if any(view.is_running for view in trials) else remembered(folder, study)
@@ -172,7 +172,7 @@ class StudyReader:
         )
 
     def _study(self) -> optuna.Study:
-        """Return the study, which reads an ended trial only once; a database in place of another is read anew."""
+        """Return the study, which reads an ended trial only once; one that was replaced is read again."""
         file = 0 if self._database is None or not self._database.is_file() else self._database.stat().st_ino
         if self._opened is None or self._opened[0] != file:
             self._opened, self._known = (file, self._load()), {}
@@ -187,11 +187,11 @@ class StudyReader:
         except KeyError:
             raise UnknownNameError("study", self.name, study_names(self.url)) from None
 
-    def _view(self, frozen: FrozenTrial) -> TrialView:
+    def _view(self, frozen: FrozenTrial, stored: list[FrozenTrial]) -> TrialView:
         state, known = self._known.get(frozen.number, (None, None))
         if known is None or state is not frozen.state:
             with refuse_unreadable(f"trial {frozen.number} of study {self.name!r}"):
-                known = trial_view(frozen, self._folders)
+                known = trial_view(frozen, self._folders, stored)
             self._known[frozen.number] = (frozen.state, known)
         return known
 

@@ -29,7 +29,7 @@ from zenith_tune.record.view import StudyHeader, TrialView
 from zenith_tune.study.files import write_json
 from zenith_tune.study.optuna_types import name_objective, quiet_optuna, to_distribution
 from zenith_tune.study.parameters import Direction, Parameter, Value
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -126,26 +126,24 @@ class StudyRecord:
 
     def keep_search(self, search: StudySearch) -> None:
         """Write how the study is searched."""
-        self._ask(lambda: self._study.set_user_attr(SEARCH_KEY, search.as_json()))
+        self._ask(lambda: self._study.set_user_attr(SEARCH_KEY, asdict(search)))
 
     def start(
         self,
         params: Mapping[str, Value],
         space: Mapping[str, Parameter],
-        identity: str,
+        run: RunKey,
         *,
-        is_baseline: bool = False,
         why: str = "",
         label: str = "",
     ) -> int:
         """Write a trial that is about to run; returns its number."""
         from optuna.trial import TrialState, create_trial
 
-        run: dict[str, Any] = {"identity": identity, "is_baseline": is_baseline, "why": why, "label": label}
-        run["study_folder"] = str(self._folder.path)
+        stored: dict[str, Any] = {**run._asdict(), "why": why, "label": label, "study_folder": str(self._folder.path)}
         if self.claims is not None:
-            run["claim"] = self.claims.begin(run_key(identity, is_baseline=is_baseline))
-            run["host"] = self.claims.identity.host
+            stored["claim"] = self.claims.begin(run_key(run))
+            stored["host"] = self.claims.identity.host
         distributions = {name: to_distribution(space[name]) for name in params}
         self._keep_space(distributions)
         template = create_trial(
@@ -153,7 +151,7 @@ class StudyRecord:
             params=dict(params),
             distributions=distributions,
             # One attribute, not three: each costs the database several statements.
-            user_attrs={RUN: run},
+            user_attrs={RUN: stored},
         )
         with self._lock, clear_errors(self.url), self._same_choices():
             if self.claims is not None:
@@ -177,7 +175,7 @@ class StudyRecord:
             self._keep(header, Direction(self._study.direction.name.lower()), {**self._kept, **new})
 
     def _keep(self, header: StudyHeader, direction: Direction, distributions: Mapping[str, Any]) -> None:
-        """Write what a lost database is made anew from, beside the trials' own files."""
+        """Write what a lost database is rebuilt from, together with the trials' own files."""
         self._kept = dict(distributions)
         content = {"header": asdict(header), "direction": direction.value, "distributions": self._kept}
         self._folder.make()
@@ -201,8 +199,6 @@ class StudyRecord:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        if trial.number is None:
-            raise ValueError("only a trial that was started can be finished")
         number, result = trial.number, result_of(trial)
         values = [trial.value] if trial.value is not None else None
         state = TrialState.COMPLETE if values else TrialState.FAIL
@@ -218,15 +214,14 @@ class StudyRecord:
 
         is_written = self._ask(write)
         if is_written and self.claims is not None:
-            run = run_key(trial.identity, is_baseline=trial.is_baseline)
-            self.claims.end(run, is_free=trial.outcome is Outcome.CANCELLED)
+            self.claims.end(run_key(trial.key), is_free=trial.outcome is Outcome.CANCELLED)
         return is_written
 
     def free_failed(self, trial: Trial) -> None:
         """Let a trial that failed run again, under whichever tuner comes first."""
         if self.claims is not None:
             for view in self._views(lambda frozen: frozen.number == trial.number):
-                self.claims.free_failed(run_key(trial.identity, is_baseline=trial.is_baseline), view.claim)
+                self.claims.free_failed(run_key(trial.key), view.claim)
 
     def finished(self, *, besides: Container[int] = ()) -> list[Trial]:
         """Return every finished trial in order, but those of some numbers."""
@@ -263,7 +258,8 @@ class StudyRecord:
         return self._opened
 
     def _views(self, is_wanted: Callable[[FrozenTrial], bool]) -> list[TrialView]:
-        return [self._view(frozen) for frozen in self._trials() if is_wanted(frozen)]
+        trials = self._trials()
+        return [self._view(frozen, trials) for frozen in trials if is_wanted(frozen)]
 
     def _trials(self) -> list[FrozenTrial]:
         """Return all trials; Optuna reads those that had ended by the last call only once."""
@@ -271,9 +267,9 @@ class StudyRecord:
         self._num_trials = len(trials)
         return [trial for trial in trials if TWIN_OF not in trial.user_attrs]
 
-    def _view(self, frozen: FrozenTrial) -> TrialView:
+    def _view(self, frozen: FrozenTrial, trials: list[FrozenTrial]) -> TrialView:
         with refuse_unreadable(f"trial {frozen.number} of study {self.study_name!r}"):
-            return trial_view(frozen, self._folders)
+            return trial_view(frozen, self._folders, trials)
 
     def _read(self, what: str, action: Callable[[], T]) -> T:
         with refuse_unreadable(f"{what} of study {self.study_name!r}"):

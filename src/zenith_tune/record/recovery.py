@@ -1,4 +1,4 @@
-"""A lost or damaged database, made anew from the files of the studies' own folders."""
+"""A lost or damaged database, rebuilt from the files of the studies' own folders."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _RUNNING = "running"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredStudy:
-    """Hold what was made anew of a study."""
+    """A study that was recovered."""
 
     name: str
     num_finished: int
     num_unfinished: int
     """Trials that were running: a resumed study runs them again."""
     num_lost: int
-    """Trials whose files are gone, too."""
+    """Trials whose files are gone as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Files:
-    """Hold what the files of a study say."""
+    """The files of a study."""
 
     name: str
     header: Json
@@ -181,6 +181,7 @@ def _frozen(content: Json | None, folder: Path, distributions: Json) -> Any:
         return create_trial(state=TrialState.FAIL, user_attrs={TWIN_OF: "lost"})
     run = {"identity": content["identity"], "is_baseline": bool(content["is_baseline"]), "why": content["why"] or ""}
     run |= {"label": "", "study_folder": str(folder)}
+    run |= {"rerun_of": content["rerun_of"]} if "rerun_of" in content else {}  # not in files of older releases
     params = dict(content["parameters"])
     known = {name: distributions[name] for name in params}
     if content["outcome"] == _RUNNING:

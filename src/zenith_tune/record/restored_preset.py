@@ -1,4 +1,4 @@
-"""The preset of a study, made anew from the study's header: it alone knows what a point is called and plans to take."""
+"""The preset of a study, rebuilt from the study's header: it alone knows what a point is called and plans to take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zenith_tune.study.trial import Prediction
 
 FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ZenithTuneError)
-"""What a preset may do with points that are not its own, or with files that are gone: it then tells nothing."""
+"""What a preset may do with points that are not its own, or with files that are gone: it then has no answer."""
 PRIOR = "prior.json"
 """The calibration that a guided study began with, in its folder."""
 BASELINE_LABEL = "your command"
@@ -29,7 +29,7 @@ WORLD_RULES = ("world", "expert_world", "batch")
 
 
 class RestoredPreset:
-    """Tell what a study's preset knows of its trials; asked again of the same trial it answers from memory."""
+    """A study's preset, to name and predict its trials; answers are kept."""
 
     def __init__(self, header: StudyHeader, folder: Path | None = None, cluster: str = "") -> None:
         """Make it; `cluster` is the one that a study without that argument found by itself."""

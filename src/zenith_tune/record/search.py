@@ -19,7 +19,7 @@ SEARCH_KEY = "zenithtune:search"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySearch:
-    """Hold what is known of the search beside its trials; all of it is empty in the records of older releases."""
+    """The search of a study, without its trials; empty in the records of older releases."""
 
     strategy: str = ""
     max_trials: int | None = None
@@ -33,12 +33,12 @@ class StudySearch:
     ended_s: float | None = None
     why_ended: str = ""
     memory_limit_bytes: float | None = None
-    """What the best might take of a GPU's memory."""
+    """The limit on the GPU memory of the best."""
     budget: Budget = field(default_factory=Budget)
     memory: MemoryLimit = field(default_factory=MemoryLimit)
     """The limits as they were stated: a resumed study keeps them."""
     elapsed_s: float = 0.0
-    """How long all runs of the study took; of one that was killed, until its last trial ended."""
+    """Seconds that all runs of the study took; of one that was killed, until its last trial ended."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     """What the study came to, as plain values; nothing while it runs."""
     tables: tuple[Findings, ...] = field(default=())
@@ -65,17 +65,13 @@ class StudySearch:
             verdict=asdict(verdict) if verdict else {},
         )
 
-    def as_json(self) -> Json:
-        """Return it as plain values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: object) -> StudySearch:
         """Return what a record holds; nothing is known by one that has it not, or not as this release writes it."""
         if not isinstance(content, Mapping):
             return cls()
         try:
-            most, ended_s = content.get("max_trials"), content.get("ended_s")
+            most, ended_s, budget = content.get("max_trials"), content.get("ended_s"), content.get("budget", {})
             return cls(
                 strategy=_text(content.get("strategy", "")),
                 max_trials=None if most is None else int(most),
@@ -85,7 +81,7 @@ class StudySearch:
                 ended_s=None if ended_s is None else _number(ended_s),
                 why_ended=_text(content.get("why_ended", "")),
                 memory_limit_bytes=None if (limit := content.get("memory_limit_bytes")) is None else _number(limit),
-                budget=_budget(content.get("budget", {})),
+                budget=Budget(**{**budget, "training": Training(**budget.get("training", {}))}),
                 memory=MemoryLimit(**content.get("memory", {})),
                 elapsed_s=_number(content.get("elapsed_s", 0.0)),
                 verdict=dict(content.get("verdict", {})),
@@ -93,10 +89,6 @@ class StudySearch:
             )
         except (AttributeError, KeyError, TypeError, UsageError, ValueError):
             return cls()
-
-
-def _budget(content: Json) -> Budget:
-    return Budget(**{**content, "training": Training(**content.get("training", {}))})
 
 
 def _table(content: Json) -> Findings:

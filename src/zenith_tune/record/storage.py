@@ -72,7 +72,7 @@ def is_away(error: Exception) -> bool:
     import sqlalchemy.exc
 
     for cause in _causes(error):
-        # Every connection of the pool is in use; or one broke under a read, and Optuna went on to use it.
+        # Every connection of the pool is in use; or one broke under a read, and Optuna continued to use it.
         if isinstance(cause, sqlalchemy.exc.TimeoutError | sqlalchemy.exc.PendingRollbackError):
             return True
         if isinstance(cause, sqlalchemy.exc.DBAPIError):

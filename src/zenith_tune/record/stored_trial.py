@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from zenith_tune.record.folder import trial_folder
 from zenith_tune.record.view import TrialView
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -37,6 +38,7 @@ _EXPORTED = {
     "why",
     "parameters",
     "identity",
+    "rerun_of",
 }
 
 
@@ -69,14 +71,15 @@ def result_of(trial: Trial) -> Json:
     return {"outcome": str(trial.outcome), "command": trial.command, **measured, "extra": dict(trial.extra)}
 
 
-def trial_view(frozen: FrozenTrial, folders: TrialFolders) -> TrialView:
-    """Return a trial of Optuna's storage; to be read under `refuse_unreadable`."""
+def trial_view(frozen: FrozenTrial, folders: TrialFolders, trials: Sequence[FrozenTrial]) -> TrialView:
+    """Return one of the trials of Optuna's storage; to be read under `refuse_unreadable`."""
+    runs = ({**each.user_attrs.get(RUN, {}), "number": each.number} for each in trials)
     run, result = dict(frozen.user_attrs.get(RUN, {})), dict(frozen.user_attrs.get(RESULT, {}))
     is_running = not frozen.state.is_finished()
     folder = folders.find(run.get("study_folder"), frozen.number)
     value = None if is_running else frozen.value
     return TrialView(
-        trial=_decoded(frozen.number, frozen.params, value, run, {} if is_running else result, folder),
+        trial=_decoded(frozen.number, frozen.params, value, run, {} if is_running else result, folder, runs),
         label=str(run.get("label", "")),
         started_s=_seconds(frozen.datetime_start),
         ended_s=_seconds(frozen.datetime_complete),
@@ -86,13 +89,13 @@ def trial_view(frozen: FrozenTrial, folders: TrialFolders) -> TrialView:
     )
 
 
-def exported_trial(content: Json) -> Trial:
-    """Return a trial of a study.json; to be read under `refuse_unreadable`."""
+def exported_trial(content: Json, trials: Sequence[Json] = ()) -> Trial:
+    """Return one of the trials of a study.json; to be read under `refuse_unreadable`."""
     folder = Path(content["folder"]) if content["folder"] else None
     extra = {name: value for name, value in content.items() if name not in _EXPORTED}
     result = {**content, "outcome": content["outcome"], "extra": extra}
     number = int(_finite("number", content["number"]))
-    return _decoded(number, dict(content["parameters"]), content["value"], content, result, folder)
+    return _decoded(number, dict(content["parameters"]), content["value"], content, result, folder, trials)
 
 
 @contextmanager
@@ -108,8 +111,15 @@ def refuse_unreadable(what: str) -> Iterator[None]:
 
 
 def _decoded(
-    number: int, params: Mapping[str, Value], value: Any, run: Json, result: Json, folder: Path | None
+    number: int,
+    params: Mapping[str, Value],
+    value: Any,
+    run: Json,
+    result: Json,
+    folder: Path | None,
+    runs: Iterable[Json],
 ) -> Trial:
+    key = _run_key(run, number, runs)
     outcome = Outcome(result.get("outcome", Outcome.CANCELLED))
     return Trial(
         params=params,
@@ -117,13 +127,29 @@ def _decoded(
         value=_finite("value", value) if outcome is Outcome.OK else None,
         number=number,
         command=str(result.get("command") or ""),
-        identity=str(run.get("identity", "")),
         folder=folder,
-        is_baseline=bool(run.get("is_baseline")),
+        **key._asdict(),
         why=str(run.get("why") or ""),
         extra=dict(result.get("extra", {})),
         **_measured(result),
     )
+
+
+_RERUN = re.compile(r"(?: # [0-9]+)? # alone$")
+"""The end of the identity of a run that repeats another one, in records of releases before `rerun_of`."""
+
+
+def _run_key(run: Json, number: int, runs: Iterable[Json]) -> RunKey:
+    identity, is_baseline = str(run.get("identity", "")), bool(run.get("is_baseline"))
+    rerun_of = run.get("rerun_of")
+    if "rerun_of" not in run and (mark := _RERUN.search(identity)) is not None:
+        identity = identity[: mark.start()]
+        earlier = (each for each in runs if each["number"] < number and bool(each.get("is_baseline")) is is_baseline)
+        same = (each["number"] for each in earlier if is_baseline or each.get("identity") == identity)
+        rerun_of = max(same, default=None)
+    if not isinstance(rerun_of, int | None):
+        raise TypeError(f"rerun_of is {rerun_of!r}")
+    return RunKey(identity, is_baseline, rerun_of)
 
 
 def _measured(result: Json) -> Json:

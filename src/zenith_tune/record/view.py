@@ -39,7 +39,7 @@ def mask_lines(lines: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyHeader:
-    """Hold what makes two trials comparable: a study is resumed only under the same header."""
+    """What makes two trials comparable: a study is resumed only under the same header."""
 
     preset: str
     args: dict[str, str]
@@ -87,7 +87,7 @@ MAX_FILES = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """Hold a trial, running or ended, with when it ran and what it is called."""
+    """A trial, running or ended, with its times and its name."""
 
     trial: Trial
     """What is known of it; one that runs has no outcome yet, and is held as cancelled."""
@@ -105,7 +105,7 @@ class TrialView:
     @property
     def number(self) -> int:
         """The trial's number, which every recorded one has."""
-        return self.trial.number or 0
+        return self.trial.number
 
     @property
     def state(self) -> str:
@@ -132,7 +132,7 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyView:
-    """Hold one look at a study."""
+    """A study at one moment."""
 
     name: str
     header: StudyHeader
@@ -187,10 +187,10 @@ class StudyView:
 def study_of(trials: Iterable[TrialView], direction: Direction, memory_limit_bytes: float | None = None) -> Study:
     """Return the study that ended trials make, by the rule by which one is resumed."""
     ended = [view.trial for view in trials if not view.is_running and view.trial.outcome is not Outcome.CANCELLED]
-    last = {(trial.is_baseline, trial.identity or trial.number): trial for trial in ended}
+    last = {trial.key if trial.identity else trial.number: trial for trial in ended}
     study = Study(direction)
     study.limit_memory(memory_limit_bytes)
-    for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
+    for trial in sorted(last.values(), key=lambda trial: trial.number):
         study.add(trial)
     return study
 
@@ -198,11 +198,7 @@ def study_of(trials: Iterable[TrialView], direction: Direction, memory_limit_byt
 def unfinished(view: StudyView) -> list[TrialView]:
     """Return the trials that run or were cut off with their study, and have not run again since.
 
-    One that was cancelled by hand, or by a scheduler, has a kind of failure: the study went on after it.
+    One that was cancelled by hand, or by a scheduler, has a kind of failure: the study continued after it.
     """
-    last = {(each.trial.is_baseline, each.trial.identity or each.number): each for each in view.trials}
-    return [each for each in last.values() if each.is_running or _was_cut_off(each)]
-
-
-def _was_cut_off(each: TrialView) -> bool:
-    return each.trial.outcome is Outcome.CANCELLED and each.trial.failure is None
+    last = {each.trial.key if each.trial.identity else each.number: each for each in view.trials}
+    return [each for each in last.values() if each.is_running or each.trial.was_cut_off]

@@ -23,18 +23,18 @@ ASSUMPTION = "every trial is assumed to succeed with the same value; real result
 
 
 class DryRunListener(StudyListener):
-    """Hear of the points of a dry run."""
+    """A listener to a dry run."""
 
     def dry_run_started(self, plan: str, baseline: str | None) -> None:
-        """Hear of what is planned, and of the command that would run first."""
+        """Take note of what is planned, and of the command that would run first."""
 
     def point_would_run(
         self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
     ) -> None:
-        """Hear of a point that would be a trial, and of what the preset expects of it."""
+        """Take note of a point that would be a trial, and of what the preset expects of it."""
 
     def dry_run_ended(self, num_trials: int, num_pruned: int, why: str) -> None:
-        """Hear of the end."""
+        """Take note of the end."""
 
 
 def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> None:

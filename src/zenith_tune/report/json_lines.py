@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
-from zenith_tune.record.export import batch_note, best_as_json, trial_as_json
+from zenith_tune.record.export import outcome_as_json, trial_as_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
@@ -78,20 +78,12 @@ class JsonLinesReporter(StudyListener):
         self._people.noted(line)
 
     def study_ended(self, end: StudyEnd) -> None:
-        study = end.study
         content = {
+            "reason": end.reason,
             "why": end.why,
-            "best": best_as_json(study),
-            "baseline": trial_as_json(study.baseline) if study.baseline else None,
-            "gain": study.gain,
-            "best_is_own": study.best_is_own,
-            "is_within_noise": study.is_within_noise,
-            "batch_note": batch_note(study),
+            **outcome_as_json(end.study),
             "verdict": asdict(end.verdict) if end.verdict else None,
             "best_command": end.best_command,
-            "outcomes": {str(outcome): count for outcome, count in study.counts().items()},
-            "num_pruned": study.num_pruned,
-            "num_repeated": study.num_repeated,
             "study_name": end.study_name,
             "warnings": end.warnings,
             "csv": str(end.csv_path),

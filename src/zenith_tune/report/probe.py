@@ -54,14 +54,15 @@ class ProbeReport:
             self.say(f"use it: zenithtune calibrate --probes {folder} --output mine.json")
 
     def ranking(self, probed: Sequence[ProbedLayout]) -> None:
-        """Print the layouts in their new order, beside the place that the plan had given them."""
+        """Print the layouts in their new order, next to the place that the plan had given them."""
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("", "planned as"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("layout", min_width=24)
         for name in ("step", "planned", "peak GiB", "planned"):
             table.add_column(name, justify="right", no_wrap=True)
-        places = {id(each): place for place, each in enumerate(_by_plan(probed), start=1)}
+        by_plan = sorted(probed, key=lambda each: each.planned.step_s)
+        places = {id(each): place for place, each in enumerate(by_plan, start=1)}
         for number, each in enumerate(probed, start=1):
             table.add_row(str(number), str(places[id(each)]), each.planned.name, *_ranked_cells(each))
         self._console.print(table)
@@ -70,10 +71,6 @@ class ProbeReport:
         """Print one line as it stands."""
         # A cause quotes a log, whose brackets and colons are no markup.
         self._console.print(line, style=style, soft_wrap=True, markup=False, emoji=False)
-
-
-def _by_plan(probed: Sequence[ProbedLayout]) -> list[ProbedLayout]:
-    return sorted(probed, key=lambda each: each.planned.step_s)
 
 
 def _ranked_cells(probed: ProbedLayout) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is shown of a study's search beside its trials: the strategy, why it stopped, what it found, how far it is."""
+"""A study's search as it is shown: the strategy, why it stopped, what it found, how far it is."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from zenith_tune.study.budget import Budget
 from zenith_tune.study.files import Json
 from zenith_tune.study.lever_results import lever_table, results_from_json
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import RERUN, Findings
+from zenith_tune.study.trial import Findings
 from zenith_tune.study.verdict import spent_s
 from zenith_tune.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPace:
-    """Hold what bounds a study."""
+    """The bounds of a study."""
 
     max_trials: int | None = None
     num_slots: int = 1
@@ -95,17 +95,17 @@ def best_so_far(study: Study) -> list[tuple[int, float]]:
     What ran again alone counts from its first run on, as it ran then.
     """
     base = [run for run in (study.first_baseline, study.baseline) if run is not None]
-    runs = sorted([*base, *study.trials], key=lambda trial: trial.number or 0)
-    again = {trial.identity.removesuffix(RERUN): trial.value for trial in runs if trial.is_rerun}
+    runs = sorted([*base, *study.trials], key=lambda trial: trial.number)
+    again = {first.number: trial.value for trial in runs if (first := study.first_run(trial)) is not None}
     limit = study.fastest.value if study.fastest is not None else None
     found: list[tuple[int, float]] = []
     for trial in runs:
-        value = again.get(trial.identity, trial.value)
+        value = again.get(trial.number, trial.value)
         if trial.is_rerun or value is None or not math.isfinite(value):
             continue
-        # What only ran beside others, and did not hold in the end, does not count.
+        # A value of a run next to others that did not hold in the end does not count.
         if limit is not None and study.direction.better(value, than=limit):
             continue
         if not found or study.direction.better(value, than=found[-1][1]):
-            found.append((trial.number or 0, value))
+            found.append((trial.number, value))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from zenith_tune import __version__
 from zenith_tune.study.files import Json
@@ -104,18 +103,14 @@ def _fastest(study: Json) -> Json | None:
 
 
 def _study(study: Json) -> Json:
+    """Return a study in short, with where it got better: trial, value and layout."""
+    labels = {trial["number"]: trial["label"] for trial in study["trials"]}
     return {
         "name": study["name"],
         "best_command": study["best_command"],
         "last": max((trial["number"] for trial in study["trials"]), default=0),
-        "progress": _progress(study),
+        "progress": [[number, value, labels.get(number, "")] for number, value in study["progress"]],
     }
-
-
-def _progress(study: Json) -> list[list[Any]]:
-    """Return where a study got better: trial, value and layout."""
-    labels = {trial["number"]: trial["label"] for trial in study["trials"]}
-    return [[number, value, labels.get(number, "")] for number, value in study["progress"]]
 
 
 def _summary(first: Json, second: Json) -> list[list[str]]:

@@ -41,8 +41,8 @@ def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: flo
     values = verdict_object(view, num_gpus or 1, capacity_bytes)
     return {
         "headline": headline(view, values),
-        **{name: _writable(values.get(name)) for name in _FIELDS},
-        "gpu_hours": _writable(values.get("gpu_hours")) if num_gpus else None,
+        **{name: finite(values.get(name)) for name in _FIELDS},
+        "gpu_hours": finite(values.get("gpu_hours")) if num_gpus else None,
         "num_gpus": num_gpus,
     }
 
@@ -55,11 +55,6 @@ def verdict_object(view: StudyView, num_gpus: int = 1, capacity_bytes: float | N
         return asdict(verdict_of(view.study, view.search.budget, num_gpus=num_gpus, capacity_bytes=capacity_bytes))
     except FROM_ANOTHER_RELEASE:  # values that somebody changed may be beyond all numbers
         return {}
-
-
-def _writable(value: Any) -> Any:
-    """Return a value, or None for a number that JSON has no spelling for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def headline(view: StudyView, values: Mapping[str, Any]) -> str:
@@ -86,7 +81,7 @@ def _without_value(study: Study, *, is_running: bool) -> str:
 
 
 def _num_gpus(view: StudyView, preset: RestoredPreset) -> int | None:
-    """Return how many GPUs a trial takes; None where nobody says."""
+    """Return how many GPUs a trial takes; None where it is unknown."""
     if preset.planner is not None:
         return preset.planner.cluster.num_gpus
     return whole(view.header.args.get("n_gpus", ""))
@@ -98,7 +93,7 @@ MAX_CAUSES = 6
 
 
 class StudyDigest:
-    """Tell a study again and again; what of it cannot change any more is worked out once."""
+    """The digest of a study that may still run; what cannot change any more is worked out once."""
 
     def __init__(self, source: StudySource) -> None:
         self.source = source
@@ -191,7 +186,7 @@ class StudyDigest:
                 number,
                 {
                     "doctor": _diagnosis(preset, view),
-                    "best_layout": _best_layout(preset, planned.get(number or 0) if fastest else None),
+                    "best_layout": _best_layout(preset, planned.get(fastest.number) if fastest else None),
                 },
             )
         return self._best[1]
@@ -271,26 +266,22 @@ def _snapshot(each: TrialView, label: str) -> Json:
         "cause": trial.cause,
         "why": trial.why,
         "command": trial.command or _written_command(each),
-        "parameters": {name: _spelled(value) for name, value in trial.params.items()},
+        "parameters": {name: str(value) if finite(value) is None else value for name, value in trial.params.items()},
         "folder": str(trial.folder) if trial.folder else None,
         "files": each.files(),
         "log": each.log_lines(LINES_OF_OTHERS if went_well else LINES_OF_FAILED),
     }
 
 
-def finite(number: float | None) -> float | None:
-    """Return a number, or None for one that JSON has no spelling for."""
-    return number if number is not None and math.isfinite(number) else None
+def finite(value: Any) -> Any:
+    """Return a value, or None for a number that JSON has no spelling for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _measured(trial: Trial, name: str) -> float | None:
-    """Return what was measured beside the value, where it is a number."""
+    """Return another measurement of a trial, where it is a number."""
     value = trial.extra.get(name)
     return finite(float(value)) if isinstance(value, int | float) else None
-
-
-def _spelled(value: Value) -> Value:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _written_command(each: TrialView) -> str:

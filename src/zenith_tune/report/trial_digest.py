@@ -1,4 +1,4 @@
-"""What is shown of a trial beside its measurements: the memory that it would have needed, and what was predicted.
+"""A trial as it is shown, besides its measurements: the memory that it would have needed, and what was predicted.
 
 A strategy's prediction comes before its preset's, and that before the planner's: a strategy learns as it runs.
 """
@@ -41,7 +41,7 @@ PLANNER = "the planner"
 
 
 def predicted_object(planned: PlannedLayout | None, *others: Prediction | None) -> Json | None:
-    """Return the first prediction there is, with what the planner knows beside it; None where nobody has any."""
+    """Return the first prediction there is, with the planner's other figures; None where there is none."""
     known = [each for each in others if each is not None]
     if planned is not None:
         known.append(Prediction(step_s=planned.step_s, memory_bytes=planned.memory_bytes, by=PLANNER))

@@ -12,7 +12,7 @@ from zenith_tune.units import format_bytes, format_gain, format_seconds, format_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """Hold the figures of a trial; what is not known is None, and shown as nothing."""
+    """The figures of a trial; what is not known is None, and shown as nothing."""
 
     number: int | None
     label: str

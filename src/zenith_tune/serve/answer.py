@@ -26,7 +26,7 @@ _PAGE = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Hold one answer."""
+    """An answer to a request."""
 
     status: int = 200
     body: bytes = b""
@@ -78,7 +78,7 @@ def zipped(body: bytes) -> bytes:
 
 
 class TooMuchError(OSError):
-    """Tell that a request is larger than any that this server has an answer for."""
+    """A request that is larger than any this server answers."""
 
 
 class BoundedReader(io.RawIOBase):
@@ -90,7 +90,7 @@ class BoundedReader(io.RawIOBase):
         self._left_bytes = limit_bytes
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True: it can be read."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:

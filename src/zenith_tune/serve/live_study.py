@@ -106,7 +106,7 @@ class LiveState(StrEnum):
 
 
 def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> LiveState:
-    """Tell what a study does, by its tuner's lock, or else by its trials."""
+    """Return the state of a study, by its tuner's lock, or else by its trials."""
     if source.is_export:
         return LiveState.ENDED
     tuned = is_tuned(source.database, source.name) if source.database is not None else None
@@ -141,7 +141,7 @@ class ChangeLog:
         return f"{self._epoch}-{self._number}"
 
     def take(self, fields: Mapping[str, Any], trials: Mapping[int, Json]) -> bool:
-        """Take in a look; tell whether anything is other than it was."""
+        """Take in a look; tell whether anything has changed."""
         if self._trials.lacks(trials) or self._fields.lacks(fields):
             self._epoch, self._number = secrets.token_hex(4), 0
             self._fields, self._trials = _Dated(), _Dated()
@@ -167,7 +167,7 @@ class ChangeLog:
 
 
 class _Dated(Generic[Key]):
-    """Hold values by key, each with the number of the look that brought it."""
+    """Values by key, each with the number of the look that brought it."""
 
     def __init__(self) -> None:
         self._values: dict[Key, tuple[int, Any]] = {}

@@ -54,7 +54,7 @@ MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPiece:
-    """Hold a piece, and where the next one begins."""
+    """A piece of a log, and where the next one begins."""
 
     text: str = ""
     next_byte: int = 0
@@ -94,7 +94,7 @@ _CANCEL = re.compile(r"/trial/([0-9]{1,9})/cancel")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Hold what was asked."""
+    """An HTTP request."""
 
     method: str
     target: str

@@ -118,7 +118,7 @@ class SteadySource:
 
     def __init__(self, source: StudySource) -> None:
         self.name = source.name
-        self.database = _database(source)
+        self.database = database_path(source.url) if isinstance(source, StudyReader) else None
         self._source = source
         self._view: StudyView | None = None
         self._stamp: list[Stamp] = []
@@ -148,10 +148,6 @@ class SteadySource:
         folder = self._view.folder if self._view is not None else None
         beside = [self.database.with_name(f"{self.database.name}{ending}") for ending in ("-wal", "-journal")]
         return [self.database, *beside, *([folder / FILE_NAME] if folder else [])]
-
-
-def _database(source: StudySource) -> Path | None:
-    return database_path(source.url) if isinstance(source, StudyReader) else None
 
 
 def _is_fresh(stamp: list[Stamp]) -> bool:

@@ -37,7 +37,7 @@ READ_S, SEND_S = 10.0, 30.0
 MAX_REQUEST_BYTES = 32 * 1024
 MAX_BODY_BYTES = 4096
 BEAT_S = 10.0
-"""How often somebody who watches hears that the server is still there."""
+"""Seconds between two signs of life to a page."""
 RETRY_MS = 2000
 
 
@@ -223,9 +223,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Take the port, without asking a name server what this machine is called."""
-        mask = (
-            os.umask(0o177) if self._socket_path is not None else None
-        )  # nobody else may connect, not even for a moment
+        mask = os.umask(0o177) if self._socket_path is not None else None  # nobody else may connect, not even briefly
         try:
             socketserver.TCPServer.server_bind(self)
         finally:
@@ -278,7 +276,7 @@ class LiveServer(ThreadingHTTPServer):
             self.noticed(error)
 
     def noticed(self, error: BaseException) -> None:
-        """Say on the terminal what no browser should hear."""
+        """Print on the terminal what no browser should see."""
         print(f"zenithtune: serve: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -290,7 +288,7 @@ class LiveServer(ThreadingHTTPServer):
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens on any more; anything else that is there stays, and is in the way."""
+    """Remove a stale socket; anything else that is there stays, and is in the way."""
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(ConnectionRefusedError):
             probe.connect(str(path))

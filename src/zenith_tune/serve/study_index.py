@@ -24,7 +24,7 @@ from zenith_tune.study.files import Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedStudy:
-    """Hold what a list says of a study."""
+    """A study in a list."""
 
     name: str
     state: LiveState
@@ -35,7 +35,7 @@ class ListedStudy:
     """The value of the fastest run, which may be the user's own command."""
     unit: str = ""
     gain: float | None = None
-    """Over the user's own command; None where there is nothing to compare."""
+    """The gain over the user's own command; None where there is nothing to compare."""
     started_s: float | None = None
     """Seconds since 1970."""
 
@@ -74,9 +74,9 @@ def list_object(sources: Iterable[StudySource], place: str, address: Callable[[s
 
 
 NAMES_S = 5.0
-"""For how long a list of studies is good."""
+"""Seconds for which a list of studies is reused."""
 MAX_KEPT = 8
-"""Of more studies than these, the one that was not asked for the longest is forgotten."""
+"""The most studies that are kept open; the least recently used one is closed first."""
 
 
 class StudyIndex:
@@ -91,7 +91,7 @@ class StudyIndex:
 
     @classmethod
     def open(cls, study: str | None, *, db: str | None, output_dir: Path | None, look_s: float = LOOK_S) -> StudyIndex:
-        """Return the studies beside the one that is named, or those of a database."""
+        """Return the studies of a database, or of that of a named study."""
         if study is not None:
             source = find_study(study, db=db, output_dir=output_dir)
             return cls(source, source.url if isinstance(source, StudyReader) else None, look_s)

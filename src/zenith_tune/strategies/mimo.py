@@ -11,7 +11,7 @@ from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction
 from zenith_tune.planner.mimo.search import MimoSearch, NextLayout
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.study.parameters import Direction, Parameter, Params
-from zenith_tune.study.trial import Findings, Prediction, Trial
+from zenith_tune.study.trial import NOT_RUN, Findings, Prediction, Trial
 
 NAME = "mimo-ranked"
 EXPECTED_BY = "the plan of preset mimo, by what it had learned when it picked the trial"
@@ -179,7 +179,7 @@ class MimoRankedStrategy(TuningStrategy):
             predictions={
                 each.trial.number: Prediction(step_s=each.expected_s, by=EXPECTED_BY)
                 for each in self._tried
-                if each.trial.number is not None
+                if each.trial.number != NOT_RUN
             },
         )
 

@@ -10,13 +10,13 @@ from zenith_tune.errors import UsageError
 from zenith_tune.units import GIB
 
 DEFAULT_TRAIN_HOURS = 8.0
-"""Of training where nothing says how long it will run: a night. Longer trainings are worth more trials."""
+"""Hours of training where nothing states them: a night. Longer trainings are worth more trials."""
 MAX_HOURS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Hold how long the training is that a study is for.
+    """The length of the training that a study is for.
 
     >>> Training(steps=100_000).seconds(step_s=2.0) / 3600
     55.55555555555556
@@ -25,9 +25,9 @@ class Training:
     """
 
     hours: float | None = None
-    """As the user states it."""
+    """Hours that the user states."""
     steps: int | None = None
-    """As the command asks for them. Few of them are a trial of the user's own, and do not count."""
+    """Steps that the command asks for; a small number is a test run, and does not count."""
 
     def __post_init__(self) -> None:
         refuse_out_of_range("--train-hours", self.hours)
@@ -56,7 +56,7 @@ def refuse_out_of_range(option: str, hours: float | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Hold what the trials of a study are expected to take."""
+    """The expected cost of the trials of a study."""
 
     num_trials: int
     wall_s: float
@@ -67,7 +67,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Hold what a study may take, and what it is for.
+    """The budget of a study, and the training that it is for.
 
     >>> Budget(gpu_hours=2.0).left_s(gpu_s=3600.0, elapsed_s=450.0, num_gpus=8)
     450.0
@@ -75,9 +75,9 @@ class Budget:
 
     training: Training = field(default_factory=Training)
     gpu_hours: float | None = None
-    """Of all trials, those of earlier runs of the study included."""
+    """GPU-hours of all trials, those of earlier runs of the study included."""
     max_hours: float | None = None
-    """From its start to its end, earlier runs of the study included."""
+    """Hours from start to end, earlier runs of the study included."""
     price: float | None = None
     """Dollars for one GPU for one hour."""
 
@@ -165,7 +165,7 @@ DEFAULT_HEADROOM = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """Hold how much of a GPU's memory the best layout may take.
+    """The limit on the GPU memory of the best layout.
 
     >>> MemoryLimit(headroom=0.1).bytes_of(80e9), MemoryLimit(max_bytes=70e9).bytes_of(80e9)
     (72000000000.0, 70000000000.0)
@@ -193,7 +193,7 @@ class MemoryLimit:
         return size or ([] if self.headroom is None else [f"--headroom {self.headroom * 100:g}%"])
 
     def bytes_of(self, capacity_bytes: float | None) -> float | None:
-        """Return the limit on a GPU of so much memory; None where there is none, or nobody knows the GPU."""
+        """Return the limit on a GPU of so much memory; None where there is none, or the GPU is unknown."""
         if self.max_bytes is not None:
             return self.max_bytes if capacity_bytes is None else min(self.max_bytes, capacity_bytes)
         if capacity_bytes is None:
@@ -205,26 +205,28 @@ SIZE_UNITS = {"gib": 2**30, "mib": 2**20, "gb": 10**9, "mb": 10**6}
 
 
 def parse_size(text: str) -> float:
-    """Read an amount of memory in bytes.
+    """Read --max-memory, in bytes.
 
     >>> parse_size("70GiB") / 2**30, parse_size("512 MB")
     (70.0, 512000000.0)
     """
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(gib|mib|gb|mb)", text.strip().lower())
     if found is None:
-        raise UsageError(f"{text!r} is no amount of memory", hint="write it with its unit, e.g. 70GiB")
+        raise UsageError(f"--max-memory must be an amount with its unit, but got {text!r}", hint="write e.g. 70GiB")
     return float(found[1]) * SIZE_UNITS[found[2]]
 
 
 def parse_share(text: str) -> float:
-    """Read a share in percent as a fraction; a number below 1 may be meant as either, so that it needs its sign.
+    """Read --headroom, in percent, as a fraction; a number below 1 could mean either, so it needs its sign.
 
     >>> parse_share("5%"), parse_share("5")
     (0.05, 0.05)
     """
     found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?", text.strip())
     if found is None or float(found[1]) >= 100:
-        raise UsageError(f"{text!r} is no share from 0% to less than 100%", hint="write e.g. 5%")
+        raise UsageError(f"--headroom must be from 0% to less than 100%, but got {text!r}", hint="write e.g. 5%")
     if 0 < float(found[1]) < 1 and not text.strip().endswith("%"):
-        raise UsageError(f"{text!r} may mean {float(found[1]) * 100:g}% or {found[1]}%", hint="write one of them")
+        raise UsageError(
+            f"--headroom {text} may mean {float(found[1]) * 100:g}% or {found[1]}%", hint="write one of them"
+        )
     return float(found[1]) / 100

@@ -1,4 +1,4 @@
-"""Faults of the system that are no trial's: told from others, waited for, and reported in one line."""
+"""Faults of the system rather than of a trial: recognised, waited for, and reported in one line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class TrialFolder:
-    """Hold one run's files: what was run, its log, how it ended."""
+    """The files of one run: its command, its log, how it ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class TrialFolder:
         return [self, *(TrialFolder(path) for path in sorted(self.path.glob("run-*")))]
 
     def forget_run(self, why: str) -> None:
-        """Put the log of a run that does not count aside, so that the next one begins anew."""
+        """Put the log of a run that does not count aside, so that the next one starts clean."""
         if self.log.exists():
             self.log.replace(self.log.with_name(f"log.{why}.txt"))
         for path in (self.process, self.exit_code, self.job):
@@ -64,7 +64,7 @@ class TrialFolder:
 
 
 def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None:
-    """Replace a file as a whole: a reader, or a full disk, never sees half of it; nobody else sees a private one."""
+    """Replace a file as a whole: a reader never sees half of it; only its owner reads a private one."""
     # Two processes, or threads, may write one file.
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     mode = 0o600 if is_private else file_mode(path.parent)

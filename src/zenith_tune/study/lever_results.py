@@ -11,7 +11,7 @@ from zenith_tune.study.trial import Findings
 
 
 class LeverStatus(StrEnum):
-    """Say what became of a lever."""
+    """The result of a lever."""
 
     KEPT = "kept"
     NO_FASTER = "no faster"
@@ -21,7 +21,7 @@ class LeverStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverGain:
-    """Hold what levers gave that were turned on at once."""
+    """The gain of levers that were turned on at once."""
 
     levers: tuple[str, ...]
     speedup: float
@@ -31,7 +31,7 @@ class LeverGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverResult:
-    """Hold what became of one lever, by the last trial that turned it on."""
+    """The result of one lever, by the last trial that turned it on."""
 
     lever: str
     status: LeverStatus = LeverStatus.NOT_TRIED
@@ -39,7 +39,7 @@ class LeverResult:
     beside: tuple[str, ...] = ()
     """The levers that this trial turned on with it."""
     speedup: float | None = None
-    """Of that trial over the best before it; None where it failed."""
+    """The speedup of that trial over the best before it; None where it failed."""
     why: str = ""
     is_cut_off: bool = False
     """Whether the study ended before its turn."""

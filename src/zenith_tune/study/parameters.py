@@ -14,7 +14,7 @@ Params = dict[str, Value]
 
 
 class Parameter(ABC):
-    """Hold the values that one name may take."""
+    """The values that one name may take."""
 
     @abstractmethod
     def grid(self, num_points: int) -> list[Value]:
@@ -106,7 +106,7 @@ class CategoricalParameter(Parameter):
     def __init__(self, choices: Sequence[Value]) -> None:
         if isinstance(choices, str):
             raise ValueError(f"choices must be a list of values, but got the string {choices!r}")
-        # 1, 1.0 and True are equal in Python and yet different choices: the type tells them apart.
+        # 1, 1.0 and True are equal in Python and yet different choices: their types differ.
         if len({(type(choice), choice) for choice in choices}) != len(choices) or not choices:
             raise ValueError(f"choices must be at least one value, none twice, but got {list(choices)!r}")
         object.__setattr__(self, "choices", tuple(choices))

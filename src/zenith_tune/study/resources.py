@@ -1,4 +1,4 @@
-"""What a trial needs of a machine."""
+"""The needs of a trial on a machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zenith_tune.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Say what a trial needs.
+    """The needs of a trial.
 
     >>> Resources(nodes=2, gpus_per_node=8).describe()
     '2 nodes of 8 GPUs'
@@ -22,7 +22,7 @@ class Resources:
     """Nodes that failed under this trial before."""
 
     def for_gpus(self, num_gpus: int | None) -> Resources:
-        """Return the same with so many GPUs in all, where the command itself does not tell.
+        """Return the same with so many GPUs in all, where the command itself does not say.
 
         >>> Resources(nodes=2).for_gpus(16).describe()
         '2 nodes of 8 GPUs'

@@ -8,34 +8,55 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
 
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
-from zenith_tune.study.trial import RERUN, Outcome, Trial
+from zenith_tune.study.trial import Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
-"""A smaller one is what two runs of one command differ by."""
+"""The smallest difference that two runs of one command do not show by themselves."""
 LEAST_GAIN = 0.01
-"""A smaller one of a step is worth no trial, and proves nothing: two runs of one command differ by nearly as much."""
+"""The smallest gain that is worth a trial: two runs of one command differ by nearly as much."""
 SURE = 2.0
-"""Standard errors by which a run must be faster to be so."""
+"""Standard errors by which a run must be faster to count as faster."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
 
+class EndReason(StrEnum):
+    """Why a study ended."""
+
+    DONE = "done"
+    """The strategy has tried what it wanted to."""
+    LIMIT = "limit"
+    """A budget is used, or a limit is reached."""
+    FAILED = "failed"
+    """The user's own command fails, the options take no effect, or the tuner itself failed."""
+    INTERRUPTED = "interrupted"
+
+
+class StudyEnding(NamedTuple):
+    """Why a study ended, and how that is put in a sentence."""
+
+    reason: EndReason
+    why: str
+
+
 class Study:
-    """Hold the trials of a study in the order in which they ended."""
+    """The trials of a study in the order in which they ended."""
 
     def __init__(self, direction: Direction) -> None:
         self.direction = direction
         self.own_params: Mapping[str, Value] | None = None
-        """The point that the user's own command stands for; None where it is none, or nobody knows."""
+        """The point that the user's own command stands for; None where it is none, or unknown."""
         self.memory_limit_bytes: float | None = None
         """What the best may take of a GPU's memory; `limit_memory` sets it."""
         self.ruled_out: dict[str, str] = {}
         """Why runs that went well cannot be the best, as a run that confirms another has shown; `rule_out` sets it."""
         self.cut_off_s = 0.0
-        """What runs took that were cut off, and are no trials of the study."""
+        """Seconds of runs that were cut off, and are no trials of the study."""
         self.trials: list[Trial] = []
         self.first_baseline: Trial | None = None
         """The user's own command as it ran first, on a machine that may have been cold."""
@@ -49,14 +70,14 @@ class Study:
         """Runs of the user's own command at the end that did not go well."""
         self.max_reruns = MAX_RERUNS
         """How many reruns there may be, those of earlier runs of the study included."""
-        self._replaced: set[str] = set()
-        """The runs that were run again: what they measured then is what counts."""
+        self._replaced: set[int] = set()
+        """The numbers of the trials that ran again: what they measured then is what counts."""
         self._fewest_settings = sys.maxsize
-        """Of a trial: levers come on top."""
+        """The fewest settings of a trial: levers come on top."""
         self.is_sound = True
         """Whether its runs differ by what was tuned; not where options proved to be without effect."""
         self._lever_gains: dict[str, LeverGain] = {}
-        """Of the levers that proved faster, each group over the run before it, by the run that has all up to it."""
+        """The gain of each group of levers that proved faster over the run before it, by the run that has it."""
         self._lever_results: dict[str, LeverResult] = {}
         self.num_pruned = 0
         self.num_repeated = 0
@@ -84,7 +105,7 @@ class Study:
     @property
     def lever_gains(self) -> tuple[LeverGain, ...]:
         """Return what the levers of the best trial gave, the first over its layout alone."""
-        identity = "" if self.best is None else self.best.identity.removesuffix(RERUN)
+        identity = "" if self.best is None else self.best.identity
         if identity not in self._lever_gains:
             return ()
         runs = list(self._lever_gains)
@@ -102,8 +123,8 @@ class Study:
             return
         self.trials.append(trial)
         self._fewest_settings = min(self._fewest_settings, len(trial.params))
-        if trial.is_rerun:
-            self._replaced.add(trial.identity.removesuffix(RERUN))
+        if trial.rerun_of is not None:
+            self._replaced.add(trial.rerun_of)
             if self.may_be_best(trial) and self._is_proven(trial):
                 self._checked = self._better_of(self._checked, trial)
             self._unchecked = None
@@ -157,7 +178,7 @@ class Study:
     @property
     def counted(self) -> list[Trial]:
         """Return the trials that count: of one that ran again, the last run."""
-        return [trial for trial in self.trials if trial.identity not in self._replaced]
+        return [trial for trial in self.trials if trial.number not in self._replaced]
 
     def allow_reruns(self) -> None:
         """Let as many trials run again as one run of a study may, whatever earlier ones did."""
@@ -167,17 +188,15 @@ class Study:
         """Return the trial that a rerun repeats."""
         if trial.is_baseline:
             return self.first_baseline if trial.is_rerun else None
-        identity = trial.identity.removesuffix(RERUN) if trial.is_rerun else None
-        return next((each for each in self.trials if each.identity == identity), None)
+        return next((each for each in self.trials if each.number == trial.rerun_of), None)
 
     def number_of(self, trial: Trial) -> int:
         """Return the number that a trial is known by: that of its first run, whichever run counts."""
-        return (self.first_run(trial) or trial).number or 0
+        return (self.first_run(trial) or trial).number
 
     def reruns_of(self, trial: Trial) -> list[int]:
         """Return the numbers of the runs that repeated a trial to confirm it."""
-        identity = trial.identity.removesuffix(RERUN) + RERUN
-        return [each.number or 0 for each in self.trials if each.is_rerun and each.identity == identity]
+        return [each.number for each in self.trials if each.rerun_of == self.number_of(trial)]
 
     def limit_memory(self, limit_bytes: float | None) -> None:
         """Choose the best among what takes no more of a GPU's memory."""
@@ -216,7 +235,7 @@ class Study:
     def _is_proven(self, trial: Trial) -> bool:
         """Tell whether a trial is better than all that have fewer settings, are the same otherwise, and are proven too.
 
-        So are levers: one that proves no faster than its layout alone is not kept, by whatever luck its run had. Two
+        So are levers: one that proves no faster than its layout alone is not kept, however lucky its run was. Two
         that gain too little for that may do so together.
         """
         base, own = self.baseline, self.own_params
@@ -230,7 +249,7 @@ class Study:
         return all(self.proves_better(trial, than=run) for run in usable)
 
     def _weigh(self, trial: Trial) -> None:
-        is_other = trial.identity not in self._replaced and not trial.is_rerun
+        is_other = trial.number not in self._replaced and not trial.is_rerun
         if is_other and self.may_be_best(trial) and self._is_proven(trial):
             self._unchecked = self._better_of(self._unchecked, trial)
 
@@ -274,7 +293,7 @@ class Study:
 
     @property
     def noise(self) -> float | None:
-        """Return by how much the best trial and the user's own command differ at least where their spreads part."""
+        """Return the smallest gain of the best trial that is beyond the noise of both runs."""
         spreads = [trial.spread for trial in (self.best, self.baseline) if trial is not None]
         return sum(spread or 0.0 for spread in spreads) if len(spreads) == 2 else None
 
@@ -300,9 +319,9 @@ class Study:
         if best is None or best.value is None or self.direction.better(trial.value, than=best.value):
             return trial
         # Of equals the first, in whatever order they ended: so several tuners of a study name the same one.
-        return trial if trial.value == best.value and (trial.number or 0) < (best.number or 0) else best
+        return trial if trial.value == best.value and trial.number < best.number else best
 
 
 def _settings(trial: Trial) -> str:
     """Name what a run has in common with those that repeat it."""
-    return "" if trial.is_baseline else trial.identity.removesuffix(RERUN)
+    return "" if trial.is_baseline else trial.identity

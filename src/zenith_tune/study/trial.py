@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from zenith_tune.study.parameters import Value
 from zenith_tune.units import format_value
 
 
 class Outcome(StrEnum):
-    """Say how a trial ended."""
+    """How a trial ended."""
 
     OK = "ok"
     OOM = "oom"
@@ -25,18 +26,26 @@ class Outcome(StrEnum):
 
 YOUR_COMMAND = "your command"
 """What the user's own command, run as it is, is called in place of a layout."""
-RERUN = " # alone"
-"""Ends the identity of a run that repeats another one with the machine for itself, to confirm what it measured."""
 AGAIN = " (again)"
-"""Behind the label of such a run."""
+"""The end of the label of a run that repeats another one."""
+NOT_RUN = -1
+"""The number of a point that never ran: one that was pruned, or valued by a plain function."""
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
 
 
+class RunKey(NamedTuple):
+    """What distinguishes a run from the others of its study; one that is tried again after a failure has the same."""
+
+    identity: str
+    is_baseline: bool = False
+    rerun_of: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Hold one trial; `value` is None unless it went well, so that a failed trial is never best."""
+    """A trial's outcome; `value` is None unless it went well, so that a failed trial is never best."""
 
     params: Mapping[str, Value]
     outcome: Outcome
@@ -45,12 +54,14 @@ class Trial:
     """Why it did not go well, in one line."""
     failure: str | None = None
     """What kind of failure it was, such as "out of memory" or "configuration"."""
-    number: int | None = None
-    """The trial's number in its study; None for a pruned point, which never ran."""
+    number: int = NOT_RUN
+    """The trial's number in its study."""
     command: str = ""
     """The exact command, with secrets masked."""
     identity: str = ""
-    """What was run, apart from where: two points with the same identity are one run under two names."""
+    """The command and the files that ran: two points with the same identity are one run under two names."""
+    rerun_of: int | None = None
+    """The number of the trial that this run repeats to confirm it; of your own command, that of its run before."""
     folder: Path | None = None
     duration_s: float | None = None
     unit: str = ""
@@ -58,16 +69,16 @@ class Trial:
     spread: float | None = None
     """Relative spread of the value over steady iterations, or over repeats: 0.01 is 1%."""
     drift: float | None = None
-    """How far some successive iterations were off the median of all, relatively; None of too few."""
+    """Relative distance of some successive iterations from the median of all; None where there are too few."""
     step_s: float | None = None
-    """Seconds per training iteration, where the log tells."""
+    """Seconds per training iteration, where the log has them."""
     peak_memory_bytes: int | None = None
     num_runs: int = 1
-    """How many runs it took; `duration_s` is that of one."""
+    """The number of runs; `duration_s` is that of one."""
     num_samples: int | None = None
-    """How many steady iterations stand behind `value`."""
+    """The number of steady iterations behind `value`."""
     early: str | None = None
-    """Why it was ended before its end, "known ..." or "behind ..."; None of one that ran to its end."""
+    """Why it was stopped early, "known ..." or "behind ..."; None where it ran to its end."""
     is_baseline: bool = False
     why: str = ""
     """Why the strategy picked it, in one line."""
@@ -86,7 +97,17 @@ class Trial:
     @property
     def is_rerun(self) -> bool:
         """Tell whether it ran another trial again: it then stands for that one."""
-        return self.identity.endswith(RERUN)
+        return self.rerun_of is not None
+
+    @property
+    def key(self) -> RunKey:
+        """What distinguishes this run from the others of its study."""
+        return RunKey(self.identity, self.is_baseline, self.rerun_of)
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Tell whether it ended with its study; one that was cancelled by hand or by a scheduler has a `failure`."""
+        return self.outcome is Outcome.CANCELLED and self.failure is None
 
     @property
     def ok(self) -> bool:
@@ -96,23 +117,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Hold the step time, and the memory where that was estimated too."""
+    """A predicted step time, and the memory where that was estimated too."""
 
     step_s: float
     by: str
-    """Whose prediction it is, in a few words."""
+    """The source of the prediction, in a few words."""
     memory_bytes: float | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
-    """What is worth showing beside the step, by name: such as the stages whose pace it has."""
+    """Parts of the step that are worth showing, by name, such as its slowest stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Hold what is shown under the trials."""
+    """A table that is shown under the trials."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...] = ()
     predictions: Mapping[int, Prediction] = field(default_factory=dict)
-    """What was expected of trials, by their numbers, where that differs from what the planner says of them."""
+    """Predictions by trial number, where they differ from the planner's."""

@@ -22,7 +22,7 @@ SAFER = 0.90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Safer:
-    """Hold a trial that is nearly as fast and leaves more memory."""
+    """A trial that is nearly as fast and leaves more memory free."""
 
     number: int
     speedup: float
@@ -31,22 +31,22 @@ class Safer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Hold what a study comes to."""
+    """The verdict on a study."""
 
     sentence: str
     speedup: float | None = None
-    """Over the user's own command: 1.43 is 43% more per second; None where there is nothing to compare."""
+    """The speed relative to the user's own command: 1.43 is 43% faster; None where there is nothing to compare."""
     low: float | None = None
     high: float | None = None
-    """The interval that holds it with 90%."""
+    """The ends of the 90% interval."""
     lever_speedup: float | None = None
-    """What of it the levers on the best layout gave; None where none was kept."""
+    """The part of the speedup from levers on the best layout; None where none was kept."""
     layout_speedup: float | None = None
-    """What of it the layout gave, where levers gave the rest."""
+    """The part of the speedup from the layout, where levers gave the rest."""
     lever_gains: tuple[LeverGain, ...] = ()
-    """What levers gave that were turned on at once, in their order."""
+    """The gain of each group of levers that were turned on at once, in order."""
     levers: tuple[LeverResult, ...] = ()
-    """What became of each lever that could be tried on the best layout."""
+    """The result of each lever that could be tried on the best layout."""
     is_confirmed: bool = False
     """Whether both ran again at the end."""
     confirmed_on: str = ""
@@ -57,9 +57,9 @@ class Verdict:
     safer: Safer | None = None
     gpu_hours: float = 0.0
     cost: float | None = None
-    """In dollars, where the price is known."""
+    """Dollars, where the price is known."""
     pays_after_hours: float | None = None
-    """Of training with the best command until the study has paid for itself."""
+    """Hours of training with the best command until the study has paid for itself."""
 
 
 def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: float | None = None) -> Verdict:
@@ -175,7 +175,7 @@ def interval_half(study: Study) -> float:
     """Return how far the logarithm of the gain may be off to either side in 90 of 100 studies.
 
     Two errors for each of the two runs: the median's over its iterations, and that of one run against the next, which
-    the runs that were repeated at the end tell. Of few of those the interval is wide.
+    the runs that were repeated at the end show. With few of those the interval is wide.
     """
     between, dof = _between_runs(study)
     variance = sum(

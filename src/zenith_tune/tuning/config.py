@@ -20,6 +20,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.view import StudyHeader
+from zenith_tune.runners.base import parallel_trials
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import (
     fill_placeholders,
@@ -29,8 +30,9 @@ from zenith_tune.shell.placeholders import (
 )
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.budget import Budget, MemoryLimit
+from zenith_tune.study.budget import Budget, MemoryLimit, Training, parse_share, parse_size
 from zenith_tune.study.resources import Resources
+from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.tuning.place import StudyPlace
 from zenith_tune.tuning.watch import Timeouts
 
@@ -39,16 +41,16 @@ TRIAL_FOLDER = "trial_folder"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Hold when a study stops."""
+    """The numbers of trials and of fruitless points at which a study stops."""
 
     n_trials: int | None = None
-    consecutive_duplicates: int | None = 100
-    consecutive_prunes: int | None = 1000
+    consecutive_duplicates: int | None = None
+    consecutive_prunes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """Hold one study: what is tuned, how it is searched and measured, where it is kept and when it stops."""
+    """One study: what is tuned, how it is searched and measured, where it is kept and when it stops."""
 
     line: ParsedCommand
     """The user's own command."""
@@ -60,30 +62,83 @@ class StudyConfig:
     evaluator: TuningEvaluator
     place: StudyPlace
     resources: Resources = field(default_factory=Resources)
-    """What a trial needs."""
-    parallel: int | None = 1
-    """How many trials run side by side; None: as many as there is room for."""
+    """The needs of a trial."""
     secrets: tuple[str, ...] = ()
-    """Masked in every file and on the terminal."""
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    limits: Limits = field(default_factory=Limits)
-    repeats: int = 1
-    early_stop: EarlyStop | None = None
-    budget: Budget = field(default_factory=Budget)
-    """What the study may take, and the training that it is for."""
-    memory: MemoryLimit = field(default_factory=MemoryLimit)
-    """What the best layout may take of a GPU's memory."""
-    confirm: bool = True
-    """Whether a gain is confirmed by running both once more."""
-    baseline: bool = True
-    """Whether the user's own command runs first, where it can."""
-    dump_env: bool = False
-    options: tuple[str, ...] | None = None
-    """The options of the command line that made this, to continue the study with; None where there was no such line."""
+    """Texts that are masked in every file and on the terminal."""
+    options: TuneOptions = field(default_factory=TuneOptions)
+    words: tuple[str, ...] | None = None
+    """The words of the command line that made this, to resume the study with; None where there was no such line."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise UsageError(f"repeats must be at least 1, but got {self.repeats}")
+        # A mistake is reported now, not when the study begins.
+        for resolve in ("timeouts", "early_stop", "budget", "memory", "num_parallel"):
+            getattr(self, resolve)
+
+    @functools.cached_property
+    def timeouts(self) -> Timeouts:
+        """The limits on a trial's duration."""
+        given = self.options
+        if given.timeout_margin is None:
+            return Timeouts(fixed_s=given.timeout, dynamic=given.timeout_dynamic)
+        if not given.timeout_dynamic:
+            raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
+        return Timeouts(fixed_s=given.timeout, dynamic=True, margin=given.timeout_margin)
+
+    @functools.cached_property
+    def early_stop(self) -> EarlyStop | None:
+        """The rule that ends a trial early; None where the evaluator reads no steps, or the user wants none."""
+        given, percent = self.options.early_stop, self.options.early_precision
+        if percent is not None and given is not True:
+            raise UsageError("--early-precision goes with --early-stop", hint="leave --no-early-stop out")
+        if not given or not self.evaluator.shows_progress:
+            return None
+        if isinstance(given, EarlyStop):
+            return given
+        return EarlyStop() if percent is None else EarlyStop(precision=percent / 100)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the search; a strategy that ends by itself needs none."""
+        given = self.options
+        if self.strategy.ends_by_itself:
+            return Limits(n_trials=given.n_trials)
+        return Limits(
+            n_trials=given.n_trials or self.strategy.default_n_trials,
+            consecutive_duplicates=given.max_duplicates,
+            consecutive_prunes=given.max_prunes,
+        )
+
+    @property
+    def max_trials(self) -> int | None:
+        """An upper bound on the trials; None where there is none."""
+        bounds = (self.limits.n_trials, self.strategy.max_trials(self.preset.get_search_space()))
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    @functools.cached_property
+    def budget(self) -> Budget:
+        """The cost that the study may have, and the training that it is for."""
+        given = self.options
+        steps = self.preset.train_steps(self.command) if given.train_hours is None else None
+        return Budget(
+            training=Training(hours=given.train_hours, steps=steps),
+            gpu_hours=given.gpu_hours,
+            max_hours=given.max_hours,
+            price=given.price,
+        )
+
+    @functools.cached_property
+    def memory(self) -> MemoryLimit:
+        """The limit on the GPU memory of the best layout."""
+        size, share = self.options.max_memory, self.options.headroom
+        return MemoryLimit(
+            max_bytes=parse_size(size) if isinstance(size, str) else size,
+            headroom=parse_share(share) if isinstance(share, str) else share,
+        )
+
+    @functools.cached_property
+    def num_parallel(self) -> int | None:
+        """The number of trials that run side by side; None: as many as there is room for."""
+        return parallel_trials(str(self.options.parallel))
 
     @property
     def command(self) -> str:
@@ -155,13 +210,13 @@ class StudyConfig:
             command=self.masked_command,
             evaluator=self.evaluator.describe(),
             working_folder=str(Path.cwd()),
-            options=None if self.options is None else [mask(word, self.secrets) for word in self.options],
+            options=None if self.words is None else [mask(word, self.secrets) for word in self.words],
         )
 
     @property
     def runs_baseline(self) -> bool:
         """Tell whether the user's own command runs first; one that holds placeholders cannot."""
-        return self.baseline and not placeholder_names(self.command, self.preset.placeholder_names())
+        return self.options.baseline and not placeholder_names(self.command, self.preset.placeholder_names())
 
     def render(self, params: Mapping[str, Any]) -> str:
         """Return the command that a point stands for."""
@@ -187,25 +242,29 @@ class StudyConfig:
         return frozenset({same})
 
     def with_budget(self, n_trials: int | None) -> StudyConfig:
-        """Return the same study with a budget of `n_trials`, or of the strategy's own length."""
-        if n_trials is not None and n_trials < 1:
-            raise UsageError(f"--n-trials must be at least 1, but got {n_trials}")
-        if self.strategy.ends_by_itself:
-            limits = replace(self.limits, n_trials=n_trials, consecutive_prunes=None, consecutive_duplicates=None)
-        else:
-            limits = replace(self.limits, n_trials=n_trials or self.strategy.default_n_trials)
-        return replace(self, limits=limits)
+        """Return the same study with a budget of `n_trials`, where that is given."""
+        return self if n_trials is None else replace(self, options=replace(self.options, n_trials=n_trials))
 
     def with_limits(self, budget: Budget, memory: MemoryLimit) -> StudyConfig:
         """Return the same study under these limits, but for those that it states itself."""
-        return replace(self, budget=self.budget.or_else(budget), memory=self.memory.or_else(memory))
+        spent, full = self.budget.or_else(budget), self.memory.or_else(memory)
+        options = replace(
+            self.options,
+            train_hours=spent.training.hours,
+            gpu_hours=spent.gpu_hours,
+            max_hours=spent.max_hours,
+            price=spent.price,
+            max_memory=full.max_bytes,
+            headroom=full.headroom,
+        )
+        return replace(self, options=options)
 
     def to_resume(self) -> StudyConfig:
         """Return the same study for a second call, which continues where the first one stopped."""
-        return replace(self, place=replace(self.place, resume=True, retry_failed=False))
+        return replace(self, options=replace(self.options, resume=True, retry_failed=False))
 
     def check_command(self) -> None:
-        """Refuse a command that holds a placeholder nobody fills, or that options find no place in."""
+        """Refuse a command with an unknown placeholder, or in which options find no place."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
         if (self.line.program or "").rpartition("/")[2] == "sbatch":
             problem = "sbatch hands the job to Slurm and ends at once, so that there is nothing to measure"
@@ -229,7 +288,7 @@ class StudyConfig:
         notes = [*self.preset.notes(self.command), *self.line.warnings(), *of_runner]
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
-        if self.baseline and not self.runs_baseline:
+        if self.options.baseline and not self.runs_baseline:
             notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             notes.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")

@@ -10,7 +10,7 @@ import math
 
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE
-from zenith_tune.study.trial import RERUN, Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.units import format_value
 
@@ -144,10 +144,9 @@ class Confirmation:
             self._again(following)
 
     def _again(self, trial: Trial) -> Trial:
-        identity = trial.identity + RERUN
-        if (known := self._session.recorded.get(identity)) is not None:
-            return known
-        return self._session.run_point(dict(trial.params), identity, f"trial {trial.number} again, to confirm it")
+        known = self._session.recorded.get(RunKey(trial.identity, rerun_of=trial.number))
+        why = f"trial {trial.number} again, to confirm it"
+        return known or self._session.run_point(dict(trial.params), trial.identity, why, rerun_of=trial.number)
 
     def _near(self, best: Trial, gain: float | None) -> list[Trial]:
         """Return the trials that may be better than the best is now, the nearest first.
@@ -156,9 +155,10 @@ class Confirmation:
         """
         known, study = self._session.recorded, self._session.study
         others = [
-            (abs(behind), trial.number or 0, trial)
+            (abs(behind), trial.number, trial)
             for trial in study.trials
-            if trial.number != best.number and not trial.is_rerun and trial.identity + RERUN not in known
+            if trial.number != best.number and not trial.is_rerun
+            if RunKey(trial.identity, rerun_of=trial.number) not in known
             if study.may_be_best(trial)
             if (behind := self._gain(trial, over=best)) is not None
         ]

@@ -1,4 +1,4 @@
-"""What a study tells while it runs: whoever shows it, on a terminal or as JSON, subclasses StudyListener."""
+"""The events of a study: what shows it, on a terminal or as JSON, subclasses StudyListener."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Findings, Trial
 from zenith_tune.study.verdict import Verdict
 
@@ -19,7 +19,7 @@ FIRST_STATE = "running"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """Hold what is known before the first trial."""
+    """A study before its first trial."""
 
     study_name: str
     preset: str
@@ -34,25 +34,27 @@ class StudyPlan:
     """Trials found in the record when the study is resumed."""
     notes: list[str]
     labels: dict[int, str]
-    """What the finished trials are called."""
+    """The names of the finished trials."""
     study: Study
-    """What is known of the study so far; it keeps changing."""
+    """The study so far; it keeps changing."""
     num_slots: int = 1
     """How many trials run side by side."""
     budget: Budget = field(default_factory=Budget)
     """What the study may take, and the training that it is for."""
     num_gpus: int = 1
-    """Of one trial."""
+    """GPUs of one trial."""
     first_state: str = FIRST_STATE
-    """What a trial does until its runner tells its state."""
+    """The state of a trial until its runner reports one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyEnd:
-    """Hold what is known after the last trial."""
+    """A study after its last trial."""
 
     study: Study
+    reason: EndReason
     why: str
+    """The reason in a sentence."""
     best_command: str | None
     """The fastest command, ready to paste, secrets masked."""
     csv_path: Path
@@ -62,70 +64,70 @@ class StudyEnd:
     best_command_path: Path
     study_name: str
     warnings: list[str]
-    """What was said at the start and may have been overlooked."""
+    """Warnings of the start, which may have been overlooked."""
     findings: Findings | None = None
-    """What the strategy has found out besides the best point."""
+    """The strategy's findings besides the best point."""
     verdict: Verdict | None = None
-    """What the study comes to."""
+    """The verdict."""
     diagnosis: list[str] = field(default_factory=list)
     """What limits the fastest run, and what to change."""
 
 
 class StudyListener:
-    """Hear of everything that happens in a study; every method may be left out."""
+    """A listener to everything that happens in a study; every method may be left out."""
 
     def study_started(self, plan: StudyPlan) -> None:
-        """Hear of a study that begins or is resumed."""
+        """Take note of a study that begins or is resumed."""
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
-        """Hear of a trial that starts, and why it was picked where the strategy says so."""
+        """Take note of a trial that starts, and why it was picked where the strategy says so."""
 
     def trial_state(self, number: int, state: str) -> None:
-        """Hear what a trial waits for, or where it runs: `pending (Resources)`, `running on n1`."""
+        """Take note of what a trial waits for, or where it runs: `pending (Resources)`, `running on n1`."""
 
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
-        """Hear how far a trial is: its iterations, and its value by those that are steady."""
+        """Take note of how far a trial is: its iterations, and its value by those that are steady."""
 
     def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
-        """Hear how much memory a trial that runs has taken at most, where its log tells."""
+        """Take note of how much memory a trial that runs has taken at most, where its log says so."""
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
-        """Hear of a trial that ended."""
+        """Take note of a trial that ended."""
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
-        """Hear of a trial that an earlier run of this study finished."""
+        """Take note of a trial that an earlier run of this study finished."""
 
     def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
-        """Hear of a point that is not worth a trial."""
+        """Take note of a point that is not worth a trial."""
 
     def point_repeated(self, trial: Trial, label: str) -> None:
-        """Hear of a point that was tried before and is answered from the record."""
+        """Take note of a point that was tried before and is answered from the record."""
 
     def noted(self, line: str) -> None:
-        """Hear of something that the user should know."""
+        """Take note of something that the user should know."""
 
     def study_ended(self, end: StudyEnd) -> None:
-        """Hear of the end, whatever brought it."""
+        """Take note of the end, whatever brought it."""
 
 
 class StudyNotifier:
-    """Stand between the threads of a study and its listener, which need not be safe for several."""
+    """The thread-safe way from the threads of a study to its listener."""
 
     def __init__(self, listener: Callable[[], StudyListener]) -> None:
         self._listener = listener
         self._lock = threading.Lock()
         self._started: set[int] = set()
         self._early_states: dict[int, str] = {}
-        """What was last heard of trials that are not known to the listener yet."""
+        """The last states of trials that the listener does not know yet."""
 
     def noted(self, line: str) -> None:
-        """Tell something that the user should know."""
+        """Report something that the user should know."""
         with self._lock:
             self._listener().noted(line)
 
     def started(self, trial: Trial, label: str, log_path: Path, limit_s: float | None) -> None:
-        """Tell of a trial that starts."""
-        number = trial.number or 0
+        """Report a trial that starts."""
+        number = trial.number
         with self._lock:
             self._listener().trial_started(number, label, log_path, limit_s, trial.why)
             self._started.add(number)
@@ -133,7 +135,7 @@ class StudyNotifier:
                 self._listener().trial_state(number, state)
 
     def state(self, number: int, state: str) -> None:
-        """Tell what a trial waits for, or where it runs; of one that a killed tuner left once it is asked for."""
+        """Report what a trial waits for, or where it runs; one that a killed tuner left, once it is asked for."""
         with self._lock:
             if number in self._started:
                 self._listener().trial_state(number, state)
@@ -141,7 +143,7 @@ class StudyNotifier:
                 self._early_states[number] = state
 
     def progress(self, number: int, progress: Progress) -> None:
-        """Tell how far a trial is."""
+        """Report how far a trial is."""
         with self._lock:
             listener = self._listener()
             if progress.peak_memory_bytes is not None:
@@ -149,14 +151,14 @@ class StudyNotifier:
             listener.trial_progress(number, progress.num_iterations, progress.latest, progress.unit)
 
     def recalled(self, trial: Trial, label: str, study: Study) -> None:
-        """Take in a trial that another tuner of the study ran, and tell of it."""
+        """Take in a trial that another tuner of the study ran, and report it."""
         with self._lock:
             study.add(trial)
             self._listener().trial_recalled(trial, label)
 
-    def finished(self, trial: Trial, label: str, study: Study, *, counts: bool) -> None:
-        """Take a trial into the study, where it counts, and tell of it."""
+    def finished(self, trial: Trial, label: str, study: Study) -> None:
+        """Take a trial into the study, unless it was cut off, and report it."""
         with self._lock:
-            if counts:
+            if not trial.was_cut_off:
                 study.add(trial)
             self._listener().trial_finished(trial, label, study)

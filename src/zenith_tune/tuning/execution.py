@@ -39,22 +39,19 @@ _NOT_THE_COMMANDS_FAULT = {
 }
 
 FEW_CHARACTERS = 200
-"""A log of no more holds a warning or two, and nothing that was measured."""
+"""The most characters of a log that has a warning or two and no measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """Hold what one trial is to run."""
+    """One trial to run, and what to do while it runs."""
 
-    number: int
-    params: Mapping[str, Value]
+    trial: Trial
+    """The trial as it is recorded at its start."""
     command: str
     launched: str | None = None
-    """The same as it runs, where it has more to print than the command itself asks for."""
-    identity: str = ""
+    """The command with more output than the user's own asks for; None: the command itself."""
     files: Mapping[str, str] = field(default_factory=dict)
-    is_baseline: bool = False
-    why: str = ""
     best: Trial | None = None
     """The best run so far; one that surely cannot beat it is ended early."""
     noise: float = DEFAULT_NOISE
@@ -77,7 +74,7 @@ class TrialExecution:
     def __init__(self, runner: Runner, config: StudyConfig, patience: RetryPolicy) -> None:
         self._runner, self._patience = runner, patience
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
-        self._secrets, self._repeats = config.secrets, config.repeats
+        self._secrets, self._repeats = config.secrets, config.options.repeats
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
         """Run the command, as often as repeats are asked for, and write the trial's files."""
@@ -170,9 +167,9 @@ class TrialExecution:
         make_folder(folder.path)
         launched = mask(request.launched or request.command, self._secrets)
         write_atomically(folder.command, f"#!/usr/bin/env bash\n{launched}\n")
-        started = {"number": request.number, "parameters": dict(request.params), "outcome": "running"}
-        known = {"identity": request.identity, "is_baseline": request.is_baseline, "why": request.why}
-        write_json(folder.trial, {**started, **known})
+        trial = request.trial
+        started = {"number": trial.number, "parameters": dict(trial.params), "outcome": "running"}
+        write_json(folder.trial, {**started, **trial.key._asdict(), "why": trial.why})
         for name, text in request.files.items():
             path = folder.path / name
             if not path.resolve().is_relative_to(folder.path.resolve()):
@@ -224,7 +221,8 @@ class TrialExecution:
 
     def _without_effect(self, text: str, request: TrialRequest) -> Failure | None:
         """Fail a run whose log says that it trained with other arguments than it was given."""
-        asked = self._preset.logged_as(request.params) if request.params else {}
+        params = request.trial.params
+        asked = self._preset.logged_as(params) if params else {}
         message = disagreement(text, asked)
         return None if message is None else _no_effect(message)
 
@@ -240,16 +238,12 @@ class TrialExecution:
         self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
     ) -> Trial:
         place = {"place": result.place} if result.place else {}
-        return Trial(
-            params=request.params,
+        return replace(
+            request.trial,
             outcome=outcome,
-            number=request.number,
             command=mask(request.command, self._secrets),
-            identity=request.identity,
             folder=files.path,
             duration_s=result.duration_s,
-            is_baseline=request.is_baseline,
-            why=request.why,
             **{**fields, "extra": {**fields.get("extra", {}), **result.usage, **place}},
         )
 
@@ -281,7 +275,7 @@ def _written_elsewhere(text: str, request: TrialRequest) -> str:
 
 
 def _metadata(request: TrialRequest) -> dict[str, Any]:
-    return {"trial_id": request.number, "command": request.command, "parameters": dict(request.params)}
+    return {"trial_id": request.trial.number, "command": request.command, "parameters": dict(request.trial.params)}
 
 
 def _metric_failure(message: str) -> Failure:

@@ -8,18 +8,27 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from zenith_tune.errors import StudyInterrupted
+from zenith_tune.errors import (
+    ConsecutiveDuplicateLimitExceeded,
+    ConsecutivePruneLimitExceeded,
+    StudyInterrupted,
+    TrialExhausted,
+)
+from zenith_tune.study.study import EndReason, StudyEnding
 
+LIMITS = (ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted)
+"""What ends the search for a layout, after which levers are tried, or named where nothing is left for them."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def why_stopped(error: BaseException) -> str:
-    """Return what a study ended by, where it was an error that ended it."""
+def ending_by(error: BaseException) -> StudyEnding:
+    """Return why a study ended that an error ended."""
     if isinstance(error, StudyInterrupted):
-        return f"interrupted by {signal.Signals(error.signum).name}"
+        return StudyEnding(EndReason.INTERRUPTED, f"interrupted by {signal.Signals(error.signum).name}")
     if isinstance(error, BrokenPipeError | SystemExit):  # rich makes the one into the other
-        return "interrupted: nobody reads what it prints any more"
-    return str(error)
+        return StudyEnding(EndReason.INTERRUPTED, "interrupted: nobody reads its output any more")
+    reason = EndReason.LIMIT if isinstance(error, LIMITS) else EndReason.FAILED
+    return StudyEnding(reason, str(error) or "it failed")
 
 
 class Interruption:

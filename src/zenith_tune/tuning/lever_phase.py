@@ -20,29 +20,29 @@ from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
-from zenith_tune.tuning.interruption import why_stopped
+from zenith_tune.tuning.interruption import ending_by
 from zenith_tune.tuning.session import StudySession
 
 LEAST_SHARE = 0.002
 """A lever that is expected to save less is not set."""
 FULL = 0.97
-"""Of the memory that may be used: levers that take more are not tried on a layout that takes so much."""
+"""Share of the usable memory above which no lever that takes more memory is tried."""
 RESERVED_SHARE = 4
-"""One of so many trials is left to levers by the search for a layout."""
+"""The search for a layout reserves one trial in so many for levers."""
 MAX_NAMED = 3
-"""More levers of a trial are counted in place of named."""
+"""The most levers of a trial that are named; of more, the number is given."""
 TOO_LITTLE = "it is expected to save too little to be worth a trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Hold the best run, and the levers that it has."""
+    """The best run, and its levers."""
 
     trial: Trial
     levers: tuple[Lever, ...] = ()
 
     def takes(self, lever: Lever) -> bool:
-        """Tell whether a lever can be set beside them, or in place of another value of the same."""
+        """Tell whether a lever can be set with them, or in place of another value of the same lever."""
         others = [other for other in self.levers if other.name != lever.name]
         is_met = lever.needs <= {other.name for other in others}
         return is_met and lever not in self.levers and all(goes_with(lever, other) for other in others)
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Hold levers that are tried at once."""
+    """Levers that are tried at once."""
 
     levers: Sequence[Lever]
     is_part: bool = False
@@ -72,7 +72,7 @@ class LeverPhase:
         """The fastest run without levers, which they are tried on."""
         self._point: Params = {}
         self._waiting: dict[str, str] = {}
-        """The levers that had no trial yet, with what is said of them if they get none."""
+        """The levers without a trial yet, each with the reason to give if it gets none."""
         self._seen: dict[frozenset[str], Trial] = {}
         """The trials by the levers that they had."""
         self._unproven: dict[str, tuple[Lever, float]] = {}
@@ -95,7 +95,7 @@ class LeverPhase:
             frees = [lever for lever in allowed if lever.is_for_memory]
             kept = self._make_room(kept, [lever for lever in worth if not self._fits([lever], fastest)], frees)
         except BaseException as error:  # a budget that is spent, or a signal
-            self._close(why_stopped(error), is_cut_off=True)
+            self._close(ending_by(error).why, is_cut_off=True)
             raise
         self._close()
         if kept.levers:
@@ -132,7 +132,7 @@ class LeverPhase:
         return (self._tried(kept, group) if gain >= LEAST_GAIN else None) or kept
 
     def _make_room(self, kept: Kept, lacking: list[Lever], frees: list[Lever]) -> Kept:
-        """Try each lever that does not fit beside as few of those that free memory as make it fit."""
+        """Try each lever that does not fit together with as few of those that free memory as make it fit."""
         for lever in lacking:
             if not self._takes(kept, lever):
                 continue
@@ -148,7 +148,7 @@ class LeverPhase:
     def _is_worth(self, kept: Kept, group: Sequence[Lever], *, least: float = LEAST_GAIN) -> bool:
         """Tell whether a trial of a group is expected to save more of the training than it takes.
 
-        Where a group was worth one and was no faster, so are its parts: they tell what was wrong with it.
+        Where a group was worth one and was no faster, so are its parts: they show what was wrong with it.
         """
         expected = sum(map(self._gain_of, group)) - sum(map(self._gain_of, kept.replaced_by(group)))
         # Of a step that is shorter by now each part that is left has a larger share.
@@ -166,10 +166,10 @@ class LeverPhase:
             values = {lever.name: lever.value for lever in levers}
             trial = self._evaluate.run({**self._point, **values}, _why(kept.trial, group))
             self._seen[labels] = trial
-        if not self._is_better(trial, kept.trial):
+        study = self._session.study
+        if not (trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=kept.trial)):
             self._reject(group, trial, kept.trial)
             return None
-        study = self._session.study
         speedup = 1 + study.direction.gain(trial.value or 0.0, over=kept.trial.value or 1.0)
         gain = LeverGain(
             levers=tuple(lever.label for lever in group),
@@ -234,7 +234,7 @@ class LeverPhase:
             self._session.study.add_lever_result(result)
 
     def _takes(self, kept: Kept, lever: Lever) -> bool:
-        """Tell whether a lever can be set beside those that are kept, and remember why not."""
+        """Tell whether a lever can be set with those that are kept, and remember why not."""
         is_taken = kept.takes(lever)
         if not is_taken and lever.label in self._waiting:
             lacking = lever.needs - {other.name for other in kept.levers}
@@ -262,12 +262,8 @@ class LeverPhase:
         space = self._config.preset.get_search_space()
         return dict(params) if params is not None and params.keys() == space.keys() else None
 
-    def _is_better(self, trial: Trial, best: Trial) -> bool:
-        study = self._session.study
-        return trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=best)
-
     def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
-        """Tell whether levers may still fit beside what the best run took."""
+        """Tell whether levers may still fit into the memory that the best run leaves."""
         limit, more = self._session.study.memory_limit_bytes, sum(lever.memory for lever in levers)
         if limit is None or best.peak_memory_bytes is None or more <= 0:
             return True

@@ -8,7 +8,7 @@ from pathlib import Path
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.runners.base import Job
 from zenith_tune.study.files import TrialFolder
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 from zenith_tune.tuning.events import StudyNotifier
 from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 
@@ -23,33 +23,25 @@ class OrphanedTrials:
         self._notifier = notifier
         self._folder = folder
         self._timeout_s = timeout_s
-        self._running: dict[str, tuple[Trial, Job]] = {}
-        """Jobs that continue, by identity: they are waited for when they are asked for."""
+        self._running: dict[RunKey, tuple[Trial, Job]] = {}
+        """Jobs that continue: they are waited for when their runs are asked for."""
 
     def recover(self, left: Trial, record: StudyRecord) -> bool:
         """Deal with one trial; True where its job continues, False where it has ended in the record."""
         folder = TrialFolder(left.folder or self._folder)
         if (job := self._find(left, folder)) is not None:
-            self._running[left.identity] = (left, job)
+            self._running[left.key] = (left, job)
             return True
         command = folder.read(folder.command).partition("\n")[2].strip()
-        request = TrialRequest(
-            number=left.number or 0,
-            params=left.params,
-            command=command,
-            identity=left.identity,
-            is_baseline=left.is_baseline,
-            why=left.why,
-        )
-        trial = self._execution.recover(request, folder)
+        trial = self._execution.recover(TrialRequest(trial=left, command=command), folder)
         what = f"trial {left.number}, left by a tuner that was killed,"
         self._notifier.noted(f"{what} had finished: kept" if trial else f"{what} was ended and will run again")
         record.finish(trial or replace(left, outcome=Outcome.CANCELLED, cause="the tuner was killed", value=None))
         return False
 
-    def pop(self, identity: str) -> tuple[Trial, Job] | tuple[None, None]:
+    def pop(self, run: RunKey) -> tuple[Trial, Job] | tuple[None, None]:
         """Hand over the job of a run that continues, if there is one."""
-        return self._running.pop(identity, (None, None))
+        return self._running.pop(run, (None, None))
 
     def end(self, record: StudyRecord) -> None:
         """End the jobs that were not asked for again."""
@@ -60,16 +52,15 @@ class OrphanedTrials:
         self._running.clear()
 
     def _find(self, left: Trial, folder: TrialFolder) -> Job | None:
-        number = left.number or 0
         states: list[str] = []
 
         def tell(state: str) -> None:
             states.append(state)
-            self._notifier.state(number, state)
+            self._notifier.state(left.number, state)
 
         job = self._execution.find(folder, self._timeout_s, tell)
         if job is not None:
             waits = bool(states) and states[0].startswith("pending")
             status = "still waits in the queue: it keeps its place" if waits else "still runs: it continues"
-            self._notifier.noted(f"trial {number}, left by a tuner that was killed, {status}")
+            self._notifier.noted(f"trial {left.number}, left by a tuner that was killed, {status}")
         return job

@@ -10,23 +10,21 @@ from zenith_tune.errors import UsageError
 from zenith_tune.record.folder import DATABASE_NAME, DEFAULT_OUTPUT_DIR, StudyFolder
 from zenith_tune.record.server.url import database_path, driver_url, is_server, refuse_misspelt, shown
 from zenith_tune.record.storage import check_database_file, database_url, expanded
+from zenith_tune.tuning.options import TuneOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlace:
-    """Hold where a study lives, and whether it may be there already."""
+    """Where a study lives."""
 
     folder: StudyFolder
     database_url: str
     study_name: str
-    resume: bool
-    retry_failed: bool = False
 
     @classmethod
-    def find(
-        cls, output_dir: str | Path | None, study_name: str | None, db: str | Path | None, *, resume: bool, stem: str
-    ) -> StudyPlace:
+    def find(cls, options: TuneOptions, *, stem: str) -> StudyPlace:
         """Fill in what the user left open; the output folder of a database file that is given is the file's own."""
+        output_dir, db = options.output_dir, options.db
         if db:
             refuse_misspelt(str(db))
         server = str(db) if db and is_server(str(db)) else None
@@ -35,17 +33,17 @@ class StudyPlace:
             check_text(server, "--db")
         file = _database_file(db) if db and server is None else None
         root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
-        name = study_name or (_latest_study(root) if resume else None) or _new_name(root, stem)
+        name = options.study_name or (_latest_study(root) if options.resume else None) or _new_name(root, stem)
         folder = StudyFolder(root, name)
         check_text(str(folder.path), "the output folder")
         if server is not None:
-            return cls(folder=folder, database_url=server, study_name=name, resume=resume)
+            return cls(folder=folder, database_url=server, study_name=name)
         path = file.absolute() if file else folder.output_dir / DATABASE_NAME
         # The output folder is made where it is missing, but not for a database alone.
         will_be_made = path.parent == folder.output_dir and (output_dir or not db)
         if path.parent.is_dir() or not will_be_made:
             check_database_file(path)
-        return cls(folder=folder, database_url=database_url(path), study_name=name, resume=resume)
+        return cls(folder=folder, database_url=database_url(path), study_name=name)
 
 
 def new_folder(output_dir: str | Path | None, stem: str) -> Path:

@@ -22,7 +22,7 @@ from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.strategies.base import await_first
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.events import StudyListener
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Hold what a strategy asks for, and why."""
+    """A point that a strategy asks for, and why."""
 
     params: Params
     why: str = ""
@@ -40,9 +40,9 @@ class Point:
 class TrialScheduler:
     """Answer a strategy: from the rules, from the record, or by a real run.
 
-    Two points that the study identifies alike are one run. `recorded` holds the trials of earlier runs of this study by
-    identity; they are answered without running, and their part of the budget is spent already. A point that has the
-    settings of the user's own command is answered by the run of that command, and costs nothing.
+    Two points that the study identifies alike are one run. `recorded` has the trials of earlier runs of this study:
+    they are answered without running, and their part of the budget is spent already. A point that has the settings of
+    the user's own command is answered by the run of that command, and costs nothing.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrialScheduler:
         study: Study,
         listener: StudyListener,
         *,
-        recorded: Mapping[str, Trial],
+        recorded: Mapping[RunKey, Trial],
         num_slots: int = 1,
         check_interrupted: Callable[[], None] = lambda: None,
         others: OtherTuners | None = None,
@@ -65,10 +65,10 @@ class TrialScheduler:
         self._run_point = run_point
         self._study = study
         self._listener = listener
-        self._recorded = dict(recorded)
+        self._recorded = {run.identity: trial for run, trial in recorded.items() if run.rerun_of is None}
         self._answered: dict[str, Future[Trial]] = {}
         self._num_reserved = 0
-        self._num_counted = sum(not trial.is_rerun for trial in recorded.values())
+        self._num_counted = len(self._recorded)
         self._duplicates = 0
         self._prunes = 0
         self._is_closed = False
@@ -79,7 +79,7 @@ class TrialScheduler:
         self._pool = ThreadPoolExecutor(max_workers=num_slots, thread_name_prefix="trial")
 
     def continue_with(self, config: StudyConfig) -> None:
-        """Answer by the limits of a study whose strategy was chosen anew; nothing was asked yet."""
+        """Answer by the limits of a study whose strategy was chosen again; no point was asked for yet."""
         self._config, self._limits = config, config.limits
 
     def __call__(self, params: Mapping[str, Value]) -> float | None:
@@ -121,14 +121,14 @@ class TrialScheduler:
             raise error
 
     def drain(self) -> None:
-        """Wait in the same way, after which nothing can be submitted."""
+        """Wait for everything that was submitted, after which nothing can be."""
         try:
             self.settle()
         finally:
             self._pool.shutdown(wait=True)
 
     def close(self) -> None:
-        """Drop what was submitted and did not start; whoever asks afterwards hears that the study is over."""
+        """Drop what was submitted and did not start; asking afterwards raises that the study is over."""
         self._is_closed = True
         for future in list(self._answered.values()):  # a thread may just be giving one back
             future.cancel()
@@ -193,7 +193,7 @@ class TrialScheduler:
         with self._lock:
             self._num_busy -= 1
             try:
-                theirs = self._others.ask(identity, self._limits.n_trials) if self._others is not None else None
+                theirs = self._others.ask(RunKey(identity), self._limits.n_trials) if self._others is not None else None
             except ZenithTuneError as error:
                 future.set_exception(error)
                 return
@@ -255,7 +255,7 @@ class TrialScheduler:
 
     def _ask_others(self, others: OtherTuners, identity: str) -> Future[Trial | None] | None:
         try:
-            return others.ask(identity, self._limit)
+            return others.ask(RunKey(identity), self._limit)
         except TrialExhausted:
             raise self._exhausted() from None
 
@@ -277,7 +277,7 @@ class TrialScheduler:
             self._num_busy -= 1
             del self._answered[identity]
             if self._others is not None:
-                self._others.give_back(identity)
+                self._others.give_back(RunKey(identity))
 
     def _recalled(self, identity: str) -> Future[Trial]:
         self._prunes = self._duplicates = 0

@@ -27,12 +27,12 @@ from zenith_tune.record.server.url import database_path, shown
 from zenith_tune.runners.base import Job, Runner
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
-from zenith_tune.strategies.base import await_first
+from zenith_tune.strategies.base import TuningStrategy, await_first
 from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import RERUN, YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, RunKey, Trial
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.study.verdict import Verdict, verdict_of
 from zenith_tune.tuning.config import TRIAL_FOLDER, StudyConfig
@@ -59,8 +59,8 @@ class StudySession:
         place = config.place
         self.study = Study(config.evaluator.direction)
         self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
-        self.recorded: dict[str, Trial] = {}
-        """The finished trials of earlier runs of this study, by identity."""
+        self.recorded: dict[RunKey, Trial] = {}
+        """The finished trials of earlier runs of this study."""
         self._preset = config.preset
         self._ask_preset()
         self._interruption = interruption
@@ -94,10 +94,10 @@ class StudySession:
                 is_new = not record.exists()
                 if is_new:
                     folder.refuse_foreign(shown(url))
-                    if self.config.place.resume:
+                    if self.config.options.resume:
                         self._notifier.noted(f"there is no study {name!r} to resume: it begins now")
                     record.create(self.config.header, self.study.direction)
-                elif self.config.place.resume:
+                elif self.config.options.resume:
                     record.reopen(self.config.header)
                     self._keep_limits(record.search())
                 else:
@@ -122,13 +122,13 @@ class StudySession:
         self.others.recover_left()
         finished = record.finished()
         self._load(finished, record)
-        self.others.begin(trial.number or 0 for trial in finished)
+        self.others.begin(trial.number for trial in finished)
 
     def _keep_limits(self, search: StudySearch) -> None:
         """Take the limits that the study was begun with where no others are stated, and the time that it took."""
         self._limits.earlier_s = search.elapsed_s
         config = self.config.with_limits(search.budget, search.memory)
-        if config == self.config:
+        if (config.budget, config.memory) == (self.config.budget, self.config.memory):
             return
         self.config = self._limits.config = config
         self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
@@ -165,14 +165,13 @@ class StudySession:
         if known is not None and not again:
             self._refuse_failed_command(known)
             return known
-        num_before = sum(trial.is_rerun for trial in self.study.runs if trial.is_baseline)
-        suffix = (f" # {num_before + 1}" if num_before else "") + RERUN
-        identity, command = self.config.masked_command + suffix * again, self.config.command
+        last = max((trial.number for trial in self.study.runs if trial.is_baseline), default=None)
+        run = RunKey(self.config.masked_command, is_baseline=True, rerun_of=last if again else None)
         why = "your own command again, to confirm the gain" if again else ""
-        trial = self._elsewhere(identity, is_baseline=True)
+        trial = self._elsewhere(run)
         if trial is None:
             try:
-                trial = self._run({}, self._preset.baseline_command(command), identity, is_baseline=True, why=why)
+                trial = self._run({}, self._preset.baseline_command(self.config.command), run, why)
             except TakenOver:
                 return self.run_baseline(again=again)
         if trial.failure == FailureKind.METRIC and not again:
@@ -208,22 +207,23 @@ class StudySession:
         hint = "fix it, or search without it by --no-baseline"
         raise OwnCommandFails(f"your own command fails: {trial.cause}; {hint}")
 
-    def _elsewhere(self, identity: str, *, is_baseline: bool = False) -> Trial | None:
+    def _elsewhere(self, run: RunKey) -> Trial | None:
         """Return a run as another tuner made it; None where this one has to."""
-        if self.others is None or self.others.holds(identity):
+        if self.others is None or self.others.holds(run):
             return None
-        answer = self.others.ask(identity, is_baseline=is_baseline)
+        answer = self.others.ask(run)
         if answer is not None and not answer.done():
-            what = "your own command" if is_baseline else "what comes next"
+            what = "your own command" if run.is_baseline else "what comes next"
             self._notifier.noted(f"another tuner runs {what}: waiting for it")
         if answer is None:
             return None
         await_first([answer])
         return answer.result()
 
-    def run_point(self, params: Params, identity: str, why: str = "") -> Trial:
-        """Run a point that was never run."""
-        trial = self._elsewhere(identity) or self._run(params, self.config.render(params), identity, why=why)
+    def run_point(self, params: Params, identity: str, why: str = "", *, rerun_of: int | None = None) -> Trial:
+        """Run a point that was never run, or repeat a trial to confirm it."""
+        run = RunKey(identity, rerun_of=rerun_of)
+        trial = self._elsewhere(run) or self._run(params, self.config.render(params), run, why)
         refuse_hopeless(self.study)
         levers = self._preset.lever_space()
         refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout, levers)
@@ -246,14 +246,10 @@ class StudySession:
         )
         record.keep_search(self._search)
 
-    def search_by(self, config: StudyConfig) -> None:
-        """Continue by the strategy of another configuration of this study, and for its number of trials."""
-        self.config = replace(
-            self.config, strategy_name=config.strategy_name, strategy=config.strategy, limits=config.limits
-        )
-        bounds = (config.limits.n_trials, config.strategy.max_trials(config.preset.get_search_space()))
-        max_trials = min((bound for bound in bounds if bound is not None), default=None)
-        self._search = replace(self._search, strategy=config.strategy_name, max_trials=max_trials)
+    def search_by(self, name: str, strategy: TuningStrategy) -> None:
+        """Continue by another strategy, and for its number of trials."""
+        self.config = replace(self.config, strategy_name=name, strategy=strategy)
+        self._search = replace(self._search, strategy=name, max_trials=self.config.max_trials)
         self._require_record().keep_search(self._search)
 
     def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
@@ -313,31 +309,29 @@ class StudySession:
         """Return the memory of a GPU: the cluster's, or what a run that was out of it said."""
         return self.config.capacity_bytes or reported_capacity(trial.cause for trial in self.study.trials)
 
-    def _run(self, params: Params, command: str, identity: str, *, is_baseline: bool = False, why: str = "") -> Trial:
+    def _run(self, params: Params, command: str, run: RunKey, why: str) -> Trial:
         self._interruption.check()
         self._wait_while_paused()
-        keeps = not identity.endswith(RERUN)
+        keeps = run.rerun_of is None
         self._limits.check(keeps=keeps)
         record = self._require_record()
-        started, job = self._orphans.pop(identity)
+        started, job = self._orphans.pop(run)
         if started is None:
-            started = Trial(
-                params=params, outcome=Outcome.CANCELLED, identity=identity, is_baseline=is_baseline, why=why
-            )
-            label = "" if is_baseline else self.label(started)
-            number = record.start(params, self._space, identity, is_baseline=is_baseline, why=why, label=label)
+            started = Trial(params=params, outcome=Outcome.CANCELLED, why=why, **run._asdict())
+            label = "" if run.is_baseline else self.label(started)
+            number = record.start(params, self._space, run, why=why, label=label)
             if self.others is not None:
                 self.others.own(number)
             started = replace(started, number=number, folder=self.config.place.folder.trial(number).path)
         folder = TrialFolder(started.folder or self.config.place.folder.path)
-        limit_s = self._limits.limit_s(is_baseline=is_baseline, keeps=keeps)
+        limit_s = self._limits.limit_s(is_baseline=run.is_baseline, keeps=keeps)
         label = self.label(started)
         self._notifier.started(started, label, self._execution.first_log(folder), limit_s)
-        with self._limits.counting(started.number or 0):
+        with self._limits.counting(started.number):
             trial = self._in_one_unit(self._attempt(started, command, folder, limit_s, job))
         trial = self._limits.without_cut_off(trial, keeps=keeps)
         self._finish(record, trial, label)
-        if trial.outcome is Outcome.CANCELLED and trial.failure is None:
+        if trial.was_cut_off:
             self.study.cut_off_s += trial.duration_s or 0.0
             self._interruption.check()
             self._limits.check(keeps=keeps)
@@ -354,21 +348,17 @@ class StudySession:
         try:
             command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
             request = TrialRequest(
-                number=started.number or 0,
-                params=started.params,
+                trial=started,
                 command=command,
                 launched=self._preset.trial_command(command),
-                identity=started.identity,
                 files=self._files(started),
-                is_baseline=started.is_baseline,
-                why=started.why,
                 best=None if started.is_baseline else self.study.fastest,
                 noise=study_noise(earlier),
                 drift=study_drift(earlier),
                 resources=self.config.resources,
-                on_state=lambda state: self._notifier.state(started.number or 0, state),
-                on_progress=lambda progress: self._notifier.progress(started.number or 0, progress),
-                is_cancelled=lambda: self._control.is_cancelled(started.number or 0),
+                on_state=lambda state: self._notifier.state(started.number, state),
+                on_progress=lambda progress: self._notifier.progress(started.number, progress),
+                is_cancelled=lambda: self._control.is_cancelled(started.number),
                 limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
                 silence=silence,
             )
@@ -391,7 +381,7 @@ class StudySession:
             raise
 
     def _files(self, trial: Trial) -> Mapping[str, str]:
-        """Return what a run needs beside its command."""
+        """Return the files that a run needs."""
         if not trial.params:
             return self._preset.baseline_files()
         confirming = self._preset.confirming(trial.params) if trial.is_rerun else None
@@ -417,14 +407,13 @@ class StudySession:
 
     def _finish(self, record: StudyRecord, trial: Trial, label: str) -> None:
         if not record.finish(trial):
-            problem = f"trial {trial.number} was taken over by a tuner that had not heard of this one for too long"
+            problem = f"trial {trial.number} was taken over by another tuner, as this one was silent for too long"
             self._notifier.noted(f"{problem}: what it measured is left out")
             raise TakenOver(problem)
-        counts = trial.outcome is not Outcome.CANCELLED or trial.failure is not None
         if self.config.budget.max_hours is not None:  # one that is killed afterwards has taken so long at least
             record.keep_search(replace(self._search, elapsed_s=self.elapsed_s))
         self._tell_preset(trial)
-        self._notifier.finished(trial, label, self.study, counts=counts)
+        self._notifier.finished(trial, label, self.study)
         if trial.outcome is Outcome.OOM and self.config.first_capacity_bytes is None:
             capacity = reported_capacity(trial.cause for trial in self.study.trials)
             self.study.limit_memory(self.config.memory.bytes_of(capacity))
@@ -436,15 +425,15 @@ class StudySession:
     def _load(self, finished: list[Trial], record: StudyRecord) -> None:
         self.study.cut_off_s = sum(trial.duration_s or 0.0 for trial in finished if trial.outcome not in _FINISHED)
         # Of a run that was tried again, the last time counts.
-        last = {(trial.is_baseline, trial.identity): trial for trial in finished if trial.outcome in _FINISHED}
-        for trial in sorted(last.values(), key=lambda trial: trial.number or 0):
-            if self.config.place.retry_failed and trial.outcome is Outcome.ERROR:
+        last = {trial.key: trial for trial in finished if trial.outcome in _FINISHED}
+        for trial in sorted(last.values(), key=lambda trial: trial.number):
+            if self.config.options.retry_failed and trial.outcome is Outcome.ERROR:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)
             self._tell_preset(trial)
             if not trial.is_baseline:
-                self.recorded[trial.identity] = trial
+                self.recorded[trial.key] = trial
         self.study.allow_reruns()
 
     def _tell_preset(self, trial: Trial) -> None:

@@ -18,23 +18,23 @@ from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import format_seconds
 
 FIRST_RUN_S = 1800.0
-"""How long a run may be silent before any has gone well: downloads and compilation may come first."""
+"""The limit before any run has gone well: downloads and compilation may come first."""
 LEAST_SILENCE_S = 300.0
 SILENCE_MARGIN = 5.0
-"""How many times the longest silence of a trial that went well another one may be silent."""
+"""The limit, as a multiple of the longest silence of a trial that went well."""
 NUM_LINES = 4
-"""How often a silent trial is spoken of before it is ended."""
+"""Warnings about a silent trial before it is ended."""
 
 
 class SilenceLimit:
-    """Hold how long trials may print nothing, by the longest silence of those that went well."""
+    """The longest time that trials may print nothing, by the longest silence of those that went well."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._first_s = max(FIRST_RUN_S, fixed_s or 0.0)
         self._longest_s: float | None = None
 
     def observe(self, silence_s: float) -> None:
-        """Learn the longest silence of a trial that went well."""
+        """Take in the longest silence of a trial that went well."""
         self._longest_s = max(self._longest_s or 0.0, silence_s)
 
     @property
@@ -80,7 +80,7 @@ FIRST_LOOK_S = 1.0
 CANCELLED_BY_HAND = "cancelled by hand"
 _MIN_PAUSE_S = 0.2
 _MAX_PAUSE_S = 1.0
-"""How long a trial runs on at most after it has said enough; and until it ends when it is asked to."""
+"""The longest that a trial continues after its value is known, or after it was cancelled."""
 _PAUSE_SHARE = 0.01
 """The pause, as a share of the time the trial has run."""
 _LOOK_SHARE = 0.01
@@ -89,7 +89,7 @@ _LOOK_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyEnd:
-    """Hold why a trial was ended early, and what its log said then: what it prints while it is ended does not count."""
+    """An early end: its reason, and the log up to then, because output during the shutdown does not count."""
 
     reason: str
     log: str
@@ -153,15 +153,13 @@ class TrialWatch:
             return result
         if self._is_cancelled():
             return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
-        if (reason := self._silence_reason(job)) is not None:
+        silence = self._silence
+        if silence is not None and (reason := silence.look(job.log_path, self._clock())) is not None:
             return _stopped(job, End.SILENT, reason)
         limit_s = self._limit_s()
         if limit_s is not None and self._clock() - start >= limit_s:
             return _stopped(job, End.TIMED_OUT)
         return None
-
-    def _silence_reason(self, job: Job) -> str | None:
-        return self._silence.look(job.log_path, self._clock()) if self._silence is not None else None
 
     def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
         text = TrialLog(job.log_path).text()

@@ -144,6 +144,6 @@ def test_what_runs_out_of_memory_on_the_longest_samples_has_a_smaller_point() ->
     assert confirming.files.keys() - preset.files(point).keys() == {"hook/zenithtune_longest.py"}
     assert preset.confirming({"mbs": 1, "checkpointing": False}).smaller == {"mbs": 1, "checkpointing": True}
     assert preset.confirming({"mbs": 1, "checkpointing": True}).smaller is None
-    preset.observe(Trial(params=point, outcome=Outcome.OOM, identity="x # alone"))
+    preset.observe(Trial(params=point, outcome=Outcome.OOM, identity="x", rerun_of=1))
     assert preset.prune(point) and not preset.prune({**point, "checkpointing": True})
     assert not preset.prune({**point, "mbs": 2})

@@ -15,7 +15,6 @@ from tests.strategies.zero_progressive.launched import put_launcher_on_path, tun
 from tests.study_tools import Witness
 from zenith_tune import Outcome, PresetTuner
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
-from zenith_tune.tuning.watch import Timeouts
 
 CONFIG: dict[str, Any] = {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
 COMMAND = "deepspeed --num_gpus 2 train.py --deepspeed_config ds.json"
@@ -122,7 +121,7 @@ def test_a_stage_that_crashes_is_an_error_and_the_study_continues(tmp_path: Path
 
 def test_a_stage_that_hangs_is_ended_by_the_timeout(tmp_path: Path) -> None:
     write_config(tmp_path, {**CONFIG, "zero_optimization": {"stage": [0, 1]}, "train_micro_batch_size_per_gpu": [1, 2]})
-    tuner = tune(tmp_path, f"{TIGHT} --hang_stage 0", timeouts=Timeouts(fixed_s=3.0))
+    tuner = tune(tmp_path, f"{TIGHT} --hang_stage 0", timeout=3.0)
     _, params = tuner.optimize()
     assert params == {"stage": 1, "mbs": 2}
     assert outcomes(tuner)[(0, 1)] is Outcome.TIMEOUT

@@ -20,6 +20,7 @@ from zenith_tune.errors import TrialExhausted
 from zenith_tune.record.storage import clear_errors
 from zenith_tune.record.stored_trial import RUN, TWIN_OF
 from zenith_tune.study.faults import RetryPolicy
+from zenith_tune.study.trial import RunKey
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -33,7 +34,7 @@ _STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from behind th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerIdentity:
-    """Tell one tuner from another, also from a later process with the same pid."""
+    """The identity of a tuner, distinct also from a later process with the same pid."""
 
     host: str
     machine: str
@@ -76,7 +77,7 @@ T = TypeVar("T")
 
 _SHOW = """insert into zenithtune_tuners (tuner, study_id, host, machine, pid, start_ticks, seen)
 values (:tuner, :study, :host, :machine, :pid, :start_ticks, now()) on conflict (tuner) do update set seen = now()"""
-# A server that was away has heard of nobody meanwhile: nobody is dead for that.
+# A server that was down has seen no sign of life meanwhile: that makes no tuner dead.
 _IS_STALE = "now() - greatest(t.seen, pg_postmaster_start_time()) > make_interval(secs => :stale)"
 _OPEN = f"""select c.run, c.claim, c.tuner, t.host, t.machine, t.pid, t.start_ticks, {_IS_STALE} as is_stale
 from zenithtune_claims c left join zenithtune_tuners t on t.tuner = c.tuner
@@ -93,16 +94,17 @@ _MINE = f"{_ONE} and tuner = :tuner and not is_over"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenClaim:
-    """Hold a claim whose trial has not ended, of a tuner that is no more."""
+    """A claim whose trial has not ended, of a tuner that is gone."""
 
     run: str
     claim: str
     host: str
 
 
-def run_key(identity: str, *, is_baseline: bool) -> str:
-    """Return what a claim goes by: identities are whole commands, of any length."""
-    return hashlib.sha256(f"{'baseline' if is_baseline else 'point'}\n{identity}".encode()).hexdigest()
+def run_key(run: RunKey) -> str:
+    """Return the name of a run in the tables of claims: identities are whole commands, of any length."""
+    again = "" if run.rerun_of is None else f"\nagain {run.rerun_of}"
+    return hashlib.sha256(f"{'baseline' if run.is_baseline else 'point'}\n{run.identity}{again}".encode()).hexdigest()
 
 
 class Claims:
@@ -117,17 +119,17 @@ class Claims:
         self._claims: dict[str, str] = {}
 
     def join(self) -> None:
-        """Be one of the study's tuners, and forget those that were killed long ago."""
+        """Join the study's tuners, and forget those that were killed long ago."""
         self._write(_SHOW, asdict(self.identity))
         self._write(_FORGET, {})
 
     def show(self) -> None:
-        """Tell the others that this tuner is alive; fails where the server is away."""
+        """Show the others that this tuner is alive; fails where the server is away."""
         with self._engine.begin() as connection:
             self._execute(connection, _SHOW, asdict(self.identity))
 
     def leave(self) -> None:
-        """Give up what was claimed and never begun, and be gone; what was begun is left to the others."""
+        """Give up what was claimed and never begun, and leave; what was begun is left to the others."""
         with self._engine.begin() as connection:
             for run in self._claims:
                 self._execute(connection, f"delete from zenithtune_claims {_MINE}", {"run": run})
@@ -183,7 +185,8 @@ class Claims:
         """Take over the open claims of tuners that are gone; None: only of those that surely are."""
         adopted = []
         for row in self._rows(_OPEN, {"stale": stale_s or 0.0}):
-            is_gone = row.machine is None or _identity(row).is_gone() or (stale_s is not None and row.is_stale)
+            tuner = TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
+            is_gone = row.machine is None or tuner.is_gone() or (stale_s is not None and row.is_stale)
             if is_gone and self._take_over(row.run, row.tuner):
                 adopted.append(OpenClaim(run=row.run, claim=row.claim, host=row.host or "an unknown host"))
         return adopted
@@ -227,10 +230,6 @@ class Claims:
         return connection.execute(text(sql), {"study": self._study_id, "tuner": self.tuner, **(values or {})})
 
 
-def _identity(row: Any) -> TunerIdentity:
-    return TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
-
-
 def create_once(
     storage: RDBStorage,
     study: Study,
@@ -241,7 +240,7 @@ def create_once(
     """Write a trial under its claim, and return its number.
 
     A commit whose answer is lost may have come through; Optuna tries it again by itself without looking, and so a
-    trial can be there twice. The first is the trial; the others are ended, and marked so that nobody counts them.
+    trial can be there twice. The first is the trial; the others are ended, and marked so that they do not count.
     """
     import sqlalchemy
     from optuna.trial import TrialState

@@ -13,7 +13,7 @@ from zenith_tune.errors import StudyError, ZenithTuneError
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.server.claims import Claims, run_key
 from zenith_tune.record.storage import is_away
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import Outcome, RunKey, Trial
 
 
 class Heartbeat:
@@ -33,7 +33,7 @@ class Heartbeat:
         return time.monotonic() - self._since
 
     def close(self) -> None:
-        """Beat no more."""
+        """Stop the heartbeat."""
         self._is_over.set()
         self._thread.join()
 
@@ -47,20 +47,20 @@ class Heartbeat:
                 self._since = time.monotonic()
 
 
-class TakenOver(ZenithTuneError):  # noqa: N818 - it tells what happened to a trial, not what went wrong
-    """Tell that another tuner, which had this one for dead, has taken a trial from it."""
+class TakenOver(ZenithTuneError):  # noqa: N818 - it says what happened to a trial, not what went wrong
+    """Another tuner took over a trial, because it heard nothing from this one for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """Hold how often tuners of one study look after one another."""
+    """The intervals at which tuners of one study check on one another."""
 
     beat_s: float = 5.0
-    """How often each shows that it is alive."""
+    """Seconds between two signs of life."""
     stale_s: float = 60.0
-    """A tuner that has not shown itself for so long counts as dead."""
+    """Seconds of silence after which a tuner counts as dead."""
     poll_s: float = 1.0
-    """How often the results of the others are looked up."""
+    """Seconds between two looks at the results of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class _Wait:
 class OtherTuners:
     """Share a study with other tuners; one thread looks after all that this tuner waits for.
 
-    `take_in` hears of every trial that another tuner finished. `recover` is handed the trials of dead tuners: it ends
+    `take_in` gets every trial that another tuner finished. `recover` is handed the trials of dead tuners: it ends
     each one in the record, or returns True where its job continues and is to be followed here. `check` raises when this
     tuner is to stop.
     """
@@ -108,25 +108,25 @@ class OtherTuners:
         self._heartbeat = Heartbeat(self._claims.show, self._rhythm.beat_s)
 
     def begin(self, known: Iterable[int]) -> None:
-        """Look after the others from now on; the trials of these numbers are known already."""
+        """Watch the others from now on; the trials of these numbers are known already."""
         self._seen |= set(known)
         self._thread = threading.Thread(target=self._look_on, name="other tuners", daemon=True)
         self._thread.start()
 
-    def ask(self, identity: str, limit: int | None = None, *, is_baseline: bool = False) -> Future[Trial | None] | None:
+    def ask(self, asked: RunKey, limit: int | None = None) -> Future[Trial | None] | None:
         """Claim a run: None where it is this tuner's now.
 
         Else what comes of it elsewhere: a trial, or None where this tuner has to run it after all. Raises
         TrialExhausted where all tuners together have spent the budget of `limit` trials.
         """
-        run = run_key(identity, is_baseline=is_baseline)
+        run = run_key(asked)
         with self._lock:
             if run in self._followed:
                 self._follow(run)
                 return None
-        if run not in self._results and self._claims.take(run, limit, is_baseline=is_baseline):
+        if run not in self._results and self._claims.take(run, limit, is_baseline=asked.is_baseline):
             return None
-        wait = _Wait(limit=limit, is_baseline=is_baseline)
+        wait = _Wait(limit=limit, is_baseline=asked.is_baseline)
         if run in self._results:
             wait.answer.set_result(self._results[run])
             return wait.answer
@@ -135,17 +135,17 @@ class OtherTuners:
                 raise self._error
             return self._waiting.setdefault(run, wait).answer
 
-    def give_back(self, identity: str) -> None:
+    def give_back(self, claimed: RunKey) -> None:
         """Give up a run that was claimed and not begun."""
-        self._claims.end(run_key(identity, is_baseline=False), is_free=True)
+        self._claims.end(run_key(claimed), is_free=True)
 
-    def holds(self, identity: str) -> bool:
-        """Tell whether this tuner has claimed a point, and not begun it."""
-        run = run_key(identity, is_baseline=False)
+    def holds(self, asked: RunKey) -> bool:
+        """Tell whether this tuner has claimed a run, and not begun it."""
+        run = run_key(asked)
         return run in self._handed_over or self._claims.holds(run)
 
     def own(self, number: int) -> None:
-        """Remember a trial that this tuner runs itself, and hears of without the record."""
+        """Remember a trial that this tuner runs itself, and need not read from the record."""
         self._seen.add(number)
 
     def recover_left(self) -> None:
@@ -166,7 +166,7 @@ class OtherTuners:
         """Take in what the others have finished."""
         with self._looking:
             for trial in self._record.finished(besides=self._seen):
-                self._seen.add(trial.number or 0)
+                self._seen.add(trial.number)
                 self._take(trial)
 
     def catch_up_if_possible(self) -> None:
@@ -187,11 +187,11 @@ class OtherTuners:
         if trial.outcome is Outcome.CANCELLED:
             return
         self._take_in(trial)
-        self._results[run_key(trial.identity, is_baseline=trial.is_baseline)] = trial
+        self._results[run_key(trial.key)] = trial
 
     def _follow(self, run: str) -> None:
         self._handed_over.add(run)
-        self._seen.add(self._followed.pop(run).number or 0)
+        self._seen.add(self._followed.pop(run).number)
 
     def _look_on(self) -> None:
         while not self._is_over.wait(self._rhythm.poll_s):
@@ -200,7 +200,7 @@ class OtherTuners:
                 self.catch_up()
                 self.recover_left()
                 self._answer()
-            except BaseException as error:  # also that this tuner is to stop: nobody may wait for an answer any more
+            except BaseException as error:  # also that this tuner is to stop: no answer will come
                 with self._lock:
                     self._error = error
                     waiting, self._waiting = list(self._waiting.values()), {}
@@ -209,7 +209,7 @@ class OtherTuners:
                 return
 
     def _answer(self) -> None:
-        """Answer what is waited for, where an answer is there or nobody is left to give one."""
+        """Answer what is waited for, where an answer is there, or no other tuner is left to give one."""
         with self._lock:
             waiting = dict(self._waiting)
         taken = self._claims.taken(waiting) if waiting else set()

@@ -123,7 +123,7 @@ def one_at_a_time(engine: Engine) -> Iterator[None]:
         connection.execute(text("select pg_advisory_xact_lock(:turn)"), {"turn": _TURN})
         yield
     finally:
-        with suppress(SQLAlchemyError):  # a server that was struck down meanwhile has let go of it already
+        with suppress(SQLAlchemyError):  # a server that went down meanwhile has released it already
             connection.close()
 
 

@@ -155,7 +155,7 @@ class PlanReport:
         self._steps(explanation)
 
     def more(self, points: list[PlannedLayout] | None, what_if: WhatIf | None) -> None:
-        """Print what was asked for beside the plan."""
+        """Print what was asked for besides the plan."""
         if points is not None:
             self.pareto(points)
         if what_if is not None:

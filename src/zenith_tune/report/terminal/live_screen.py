@@ -23,25 +23,25 @@ RIGHT = ("iter", "value", "memory", "time")
 LEAST = {"layout": 12, "iter": 4, "value": 6, "memory": 8, "time": 6}
 MOST = {"layout": 40, "state": 24}
 GAPS = (2, 1)
-"""Between columns; the narrow one where the terminal is."""
+"""Blanks between columns, on a wide and on a narrow terminal."""
 MAX_LINES = 3
 """More is not said of one trial among many; the summary has all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenRow:
-    """Hold the cells of a trial, and why it runs or how it went."""
+    """The cells of a trial, and why it runs or how it went."""
 
     cells: Sequence[str]
     """One for each of NAMES."""
     style: str = ""
-    """Of the state."""
+    """The style of the state."""
     rest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Hold the width of each column, and what is left behind them."""
+    """The width of each column, and the room behind them."""
 
     widths: tuple[int, ...]
     room: int
@@ -105,7 +105,7 @@ _MARGIN = 2
 
 
 class LiveScreen:
-    """Keep what the screen shows; drawn by another thread while trials come and go."""
+    """The content of the screen; drawn by another thread while trials come and go."""
 
     def __init__(self) -> None:
         self._study: Study | None = None
@@ -139,7 +139,7 @@ class LiveScreen:
 
     def finish(self, trial: Trial, label: str) -> None:
         """Take in a trial that ended."""
-        self._running.pop(trial.number or 0, None)
+        self._running.pop(trial.number, None)
         self._recent = [*self._recent, (trial, label)][-_ROWS:]
 
     def status(self) -> str:
@@ -194,7 +194,7 @@ class DrawnTrials:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """Hold what is known of a trial that runs."""
+    """A trial that runs."""
 
     label: str
     why: str

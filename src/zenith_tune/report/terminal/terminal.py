@@ -24,7 +24,7 @@ from zenith_tune.report.terminal.trial_table import (
 from zenith_tune.report.trial_row import trial_name
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
 from zenith_tune.units import count, format_bytes, format_gain, format_spread, format_value
@@ -134,7 +134,7 @@ class TerminalReporter(StudyListener):
             self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
-        self._labels[trial.number or 0] = label
+        self._labels[trial.number] = label
 
     def noted(self, line: str) -> None:
         self._say(f"note: {line}")
@@ -162,7 +162,7 @@ class TerminalReporter(StudyListener):
             if path.exists():
                 self._say(f"{name:5} {path}")
         self._say(f"{'study':5} {end.database_url}")
-        if end.why.startswith("interrupted"):
+        if end.reason is EndReason.INTERRUPTED:
             self._say(f"to continue, rerun with --resume --study-name {end.study_name}")
 
     def _print_rest(self, study: Study) -> None:
@@ -193,7 +193,7 @@ class TerminalReporter(StudyListener):
             return
         first = study.first_run(fastest) or fastest
         who = "your own command" if fastest.is_baseline else f"trial {first.number}"
-        label = self._labels.get(first.number or 0, "")
+        label = self._labels.get(first.number, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
         self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.spread)}")
         if not fastest.is_baseline:

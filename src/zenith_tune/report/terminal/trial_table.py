@@ -76,19 +76,16 @@ def _early_kind(reason: str) -> str:
 def _chosen(study: Study) -> list[Trial]:
     if len(study.trials) <= MAX_ROWS:
         # Side by side they end in another order than they began.
-        return sorted(study.trials, key=lambda trial: trial.number or 0)
+        return sorted(study.trials, key=lambda trial: trial.number)
     ok = [trial for trial in study.trials if trial.value is not None]
     ok.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction.better(2.0, than=1.0))
     return ok[: MAX_ROWS // 2]
 
 
-def _ended(trial: Trial) -> str:
-    return str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
-
-
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
-    label = "your command" if trial.is_baseline else labels.get(trial.number or 0, "")
-    row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=_ended(trial))
+    label = "your command" if trial.is_baseline else labels.get(trial.number, "")
+    ended = str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
+    row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=ended)
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
     number, name, state, *rest = row.cells(*columns)
     mark = "* " if trial is study.fastest else ""

@@ -16,7 +16,7 @@ from zenith_tune.planner.plan import CAUSES
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TrialsUnderWay, TunedJob, TuningStrategy
 from zenith_tune.strategies.guided.prior import Prior
 from zenith_tune.study.parameters import Direction, Parameter
-from zenith_tune.study.trial import Findings, Prediction, Trial
+from zenith_tune.study.trial import NOT_RUN, Findings, Prediction, Trial
 from zenith_tune.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Search:
         runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
         path = keep(self._subject, self.calibration, runs, self.acquisition.memory.common_error)
         if path is not None:
-            counted.add([trial.number for _, trial in new if trial.number is not None])
+            counted.add([trial.number for _, trial in new if trial.number != NOT_RUN])
             self._job.tell(f"learned: saved for the next study in {path}")
 
     def why_done(self) -> str | None:
@@ -216,7 +216,7 @@ class _Search:
             predictions={
                 trial.number: Prediction(step_s=pick.expected_s, by=EXPECTED_BY)
                 for pick, trial, _ in every
-                if trial.number is not None and math.isfinite(pick.expected_s)
+                if trial.number != NOT_RUN and math.isfinite(pick.expected_s)
             },
         )
 
@@ -261,7 +261,7 @@ def review_row(prior: Prior, index: int, expected_s: float, log_step: float | No
     measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
     off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
     peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
-    number = "base" if trial.is_baseline else str(trial.number if trial.number is not None else "")
+    number = "base" if trial.is_baseline else str(trial.number if trial.number != NOT_RUN else "")
     figures = (f"{planned_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
     return (number, *figures, layout_name(layout_at(prior.layouts, index)))
 

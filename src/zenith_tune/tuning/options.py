@@ -1,0 +1,166 @@
+"""The options of a study, each stated once: the command line, the Python API and the record are made from these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zenith_tune.errors import UsageError
+
+if TYPE_CHECKING:  # heavy, and only named here: `zenithtune optimize --help` reads these fields
+    from zenith_tune.evaluators.base import TuningEvaluator
+    from zenith_tune.evaluators.early_stop import EarlyStop
+    from zenith_tune.presets.base import TuningPreset
+    from zenith_tune.runners.base import Runner
+    from zenith_tune.strategies.base import TuningStrategy
+    from zenith_tune.tuning.events import StudyListener
+
+Pairs = Mapping[str, Any] | str
+"""Names and values, as a mapping or as `k=v,k=v`."""
+Axes = Mapping[str, Any] | Sequence[str] | str
+"""Axes of a search space, as a mapping or as `name=values`, one or several."""
+Names = Sequence[str] | str
+
+
+def option(help: str, default: Any = None, **written: Any) -> Any:
+    """Return a field with its help, and how the command line writes it where its type does not say.
+
+    `metavar`, `choices`, `at_least` (a bound) and `off` (the opposite of a flag) are what `cli/options.py` reads.
+    """
+    return field(default=default, metadata={"help": help, **written})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """The options of a study, by the names and with the defaults that `zenithtune optimize` has for them.
+
+    The first type of a field is what the command line gives it.
+    """
+
+    preset: str | TuningPreset | None = option(
+        "The framework: megatron-lm, deepspeed, accelerate, trainer, torchtitan ... "
+        "[default: recognised from the command]",
+        metavar="NAME",
+    )
+    args: Pairs | None = option("The preset's arguments, e.g. n_gpus=8,gbs=16.")
+    topology: Path | str | None = option(
+        "What `nvidia-smi topo -m` prints on a node: how the GPUs of each node are linked.", metavar="FILE"
+    )
+    strategy: str | TuningStrategy | None = option(
+        "How to search: guided, zero-progressive, grid, random, optuna ... [default: what suits the preset]",
+        metavar="NAME",
+    )
+    space: Axes | None = option(
+        "Tune a program of your own: bs=4,8,16 or lr=log:1e-5..1e-3 for {bs} or --bs.", metavar="NAME=VALUES"
+    )
+    allow: Names = option(
+        "Also test a performance setting that changes the numerics, such as fp8 or bf16_grads.", (), metavar="NAME"
+    )
+    strategy_args: Pairs | None = option("The strategy's arguments, e.g. seed=1.")
+    evaluator: str | TuningEvaluator | None = option(
+        "How to read a trial's value: megatron, deepspeed, accelerate, trainer, torchtitan, regex ... "
+        "[default: the preset's]",
+        metavar="NAME",
+    )
+    evaluator_args: Pairs | None = option("The evaluator's arguments.")
+    objective: str | None = option(
+        "What to optimize: tokens_per_s, step_time, tflops, samples_per_s or throughput where the evaluator knows it, "
+        "json:KEY, or a pattern with exactly one group. [default: tokens_per_s where batch and sequence are known]",
+        metavar="NAME|REGEX",
+    )
+    maximize: bool | None = option(
+        "Which way the REGEX of --objective is better. [default: minimize]", off="--minimize"
+    )
+    select: str | None = option(
+        "Which match of the REGEX of --objective counts. [default: last]",
+        choices=("last", "first", "min", "max", "mean", "median"),
+    )
+    n_trials: int | None = option("Budget of trials. [default: as many as the strategy needs]", at_least=1, metavar="N")
+    train_hours: float | None = option(
+        "How long the training itself will run: the search ends when another trial would cost more than it saves. "
+        "[default: the command's own steps, or 8]",
+        metavar="H",
+    )
+    gpu_hours: float | None = option("Budget of GPU time, over all trials.", metavar="H")
+    max_hours: float | None = option("End the study after H hours.", metavar="H")
+    price: float | None = option("Price of a GPU-hour, to show what the study costs.", metavar="USD")
+    max_memory: str | float | None = option(
+        "The most GPU memory that the best layout may use, e.g. 70GiB.", metavar="SIZE"
+    )
+    headroom: str | float | None = option(
+        "GPU memory that the best layout must leave free. [default: 0.2%]", metavar="PCT"
+    )
+    confirm: bool = option(
+        "Run the best layout and your own command once more before a gain is claimed.", True, off="--no-confirm"
+    )
+    repeats: int = option("Run each point N times.", 1, at_least=1, metavar="N")
+    timeout: float | None = option("End a trial after S seconds.", metavar="S")
+    timeout_dynamic: bool = option("End a trial once it can no longer beat the best one.", False)
+    timeout_margin: float | None = option(
+        "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]", metavar="X"
+    )
+    early_stop: bool | EarlyStop | None = option(
+        "End a trial once its value is known, or almost certainly worse than the best.", True, off="--no-early-stop"
+    )
+    early_precision: float | None = option(
+        "--early-stop: how precisely a value must be known, in percent. [default: 1]", metavar="PCT"
+    )
+    baseline: bool = option("Run your own command first.", True, off="--no-baseline")
+    output_dir: Path | str | None = option("Where studies are kept. [default: zenithtune-out]", metavar="PATH")
+    study_name: str | None = option("The study's name. [default: preset and time]", metavar="NAME")
+    db: str | Path | None = option(
+        "The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db; with a file, its folder is "
+        "the default of --output-dir]",
+        metavar="PATH|URL",
+    )
+    resume: bool = option("Continue a study: the one named, or else the last one.", False)
+    retry_failed: bool = option("--resume: run the trials again that ended in an error.", False)
+    runner: str | Runner | None = option(
+        "Where trials run: local, slurm, ray or hostfile. [default: local]", metavar="NAME"
+    )
+    runner_args: Pairs | None = option("The runner's arguments, e.g. grace_s=10.")
+    slurm: Pairs | None = option("Run each trial as a Slurm job: partition=...,nodes=2,gpus_per_node=8,time=00:20:00")
+    ray_address: str | None = option("Run each trial on a Ray cluster: auto, or HOST:PORT.", metavar="ADDRESS")
+    hostfile: str | Path | None = option(
+        "Run trials over the hosts of a file: one line `name slots=8` each.", metavar="PATH"
+    )
+    parallel: str | int = option(
+        "How many trials run side by side; auto: as many as there are GPUs for.", "1", metavar="auto|N"
+    )
+    gpus_per_trial: int | None = option(
+        "GPUs per node that a trial needs. [default: what the command starts]", at_least=1, metavar="N"
+    )
+    nodes_per_trial: int | None = option(
+        "Nodes that a trial needs. [default: what the command starts]", at_least=1, metavar="N"
+    )
+    max_duplicates: int = option(
+        "Stop random or optuna after N repeated points in a row.", 100, at_least=1, metavar="N"
+    )
+    max_prunes: int = option("Stop random or optuna after N pruned points in a row.", 1000, at_least=1, metavar="N")
+    dump_env: bool = option("Record the environment, with secrets masked.", False)
+    listener: StudyListener | Callable[[], StudyListener] | None = None
+    """What reports the study, or what makes it when the study starts: `StudyListener()` for silence.
+
+    None: the terminal, or a notebook's output.
+    """
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, least = getattr(self, each.name), each.metadata.get("at_least")
+            if value == "":
+                raise UsageError(f"{flag(each.name)} must not be empty", hint="give a value, or leave it out")
+            if value is not None and least is not None and value < least:
+                raise UsageError(f"{flag(each.name)} must be at least {least}, but got {value}")
+        if self.retry_failed and not self.resume:
+            raise UsageError("--retry-failed goes with --resume", hint="give both")
+
+
+def flag(name: str) -> str:
+    """Return a field as the command line spells it.
+
+    >>> flag("n_trials")
+    '--n-trials'
+    """
+    return "--" + name.replace("_", "-")
