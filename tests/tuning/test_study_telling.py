@@ -44,7 +44,7 @@ def test_the_users_own_command_has_one_name() -> None:
     tell, output = telling()
     tell.started(trial(0, is_baseline=True), YOUR_COMMAND, Path("log.txt"), None)
     tell.state(0, "pending")
-    tell.finished(trial(0, is_baseline=True), YOUR_COMMAND, Study(Direction.MAXIMIZE), counts=False)
+    tell.finished(trial(0, is_baseline=True), YOUR_COMMAND, Study(Direction.MAXIMIZE))
     assert [line[:4] for line in lines_of(output)] == [["trial", "base", "your", "command"]] * 2
 
 
