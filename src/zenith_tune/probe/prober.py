@@ -138,7 +138,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 def _seconds(line: Mapping[str, Any]) -> float | None:
     value = line.get("seconds")
-    return float(value) if type(value) in (int, float) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _most(lines: Sequence[Mapping[str, Any]], name: str) -> int | None:
