@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zenith_tune.evaluators.base import Measurement
-from zenith_tune.presets import step_hook
-from zenith_tune.presets.accelerate import hook as accelerate_hook
-from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
+from zenith_tune.hooks.injection import hook_files
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
 
-STEP_HOOK = hook_files(
-    {
-        "sitecustomize": Path(step_hook.__file__),
-        "zenithtune_accelerate_hook": Path(accelerate_hook.__file__),
-        **HOOK_SOURCES,
-    }
-)
+STEP_HOOK = hook_files({"optimizer": {}})
 
 
 class StepEvaluator(AccelerateEvaluator):

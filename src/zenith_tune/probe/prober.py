@@ -17,6 +17,7 @@ from zenith_tune.describe.machine import nvidia_smi
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import classify
 from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
+from zenith_tune.hooks.injection import HOOK_FOLDER, hook_files
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
@@ -184,7 +185,10 @@ class Prober:
     def _stage(self, layout: Layout, stage: int, files: TrialFolder) -> StageProbe:
         files.path.mkdir(parents=True, exist_ok=True)
         record = files.path / "steps.jsonl"
-        rank = fake_rank(self.job.run_of(layout), layout, stage, record)
+        for name, text in hook_files({"probe": {"record": str(record)}}).items():
+            (files.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (files.path / name).write_text(text, encoding="utf-8")
+        rank = fake_rank(self.job.run_of(layout), layout, stage, files.path / HOOK_FOLDER)
         secrets = find_secrets(rank.command)
         files.command.write_text(f"#!/usr/bin/env bash\n{mask(rank.command, secrets)}\n", encoding="utf-8")
         job = self.runner.submit(rank.command, files.path, Resources(), timeout_s=self.timeout_s)

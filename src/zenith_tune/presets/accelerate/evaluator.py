@@ -8,7 +8,6 @@ step of the first rank.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +16,11 @@ from typing import Any, Self
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress
 from zenith_tune.evaluators.steady import SpeedEvaluator, long_run, num_warm_up, summarise
+from zenith_tune.hooks.injection import hook_events
 from zenith_tune.presets.accelerate.live_model import LiveModel
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
 from zenith_tune.study.parameters import Direction, Value
-from zenith_tune.study.trial_log import lines_of
 
-PREFIX = "zenithtune-accelerate: "
 WRAPPER_NAMES = {
     "DistributedDataParallel": "plain data parallelism",
     "DeepSpeedEngine": "DeepSpeed",
@@ -246,22 +244,6 @@ class AccelerateRun:
         return f"{problem}: train under accelerator.accumulate(model)"
 
 
-def hook_events(log: str) -> list[dict[str, Any]]:
-    """Return what the hooks of a trial wrote into its log."""
-    found = []
-    for line in lines_of(log):
-        _, prefix, text = line.partition(PREFIX)
-        if not prefix:
-            continue
-        try:
-            event = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            found.append(event)
-    return found
-
-
 def _step(event: Mapping[str, Any]) -> Step | None:
     number, at_s, passes = event.get("step"), event.get("seconds"), event.get("passes")
     if type(number) is not int or not isinstance(at_s, int | float) or type(passes) is not int:
@@ -294,7 +276,7 @@ class AccelerateEvaluator(SpeedEvaluator):
     seconds per step. A job that ran as something else than `n_gpus` processes with `wrapper` around the model has no
     value, unless `check` is false.
 
-    >>> line = 'zenithtune-accelerate: {{"event": "step", "step": {0}, "passes": 1, "seconds": {0}.5}}\\n'
+    >>> line = 'zenithtune: {{"event": "step", "step": {0}, "passes": 1, "seconds": {0}.5}}\\n'
     >>> AccelerateEvaluator(gbs=8, check=False).evaluate("".join(line.format(step) for step in (1, 2, 3)), {})
     8.0
     """

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
-from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
+from zenith_tune.hooks.injection import hook_events
+from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH, PACKING
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import CONFIRMED_ON

@@ -217,7 +217,7 @@ def live_notes(job: TrainerJob) -> list[str]:
     if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
         notes.append(
             "the script sets arguments itself: trials set theirs by a hook on PYTHONPATH, and best_command.sh by the"
-            " folder trainer_arguments beside it, whose arguments.json lists what to write into the script"
+            " folder trainer_arguments beside it, whose hooks.json lists what to write into the script"
         )
     if job.checkpoints_itself:
         notes.append("gradient checkpointing stays on, because the script turns it on by a call of its own")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.presets.trainer.runs import bound, run
-from zenith_tune.presets.import_hook import PREFIX
-from zenith_tune.presets.trainer import longest
+from zenith_tune.hooks import longest
+from zenith_tune.hooks.process import PREFIX
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 
 
@@ -141,7 +141,7 @@ def test_what_runs_out_of_memory_on_the_longest_samples_has_a_smaller_point() ->
     point = {"mbs": 4, "checkpointing": False}
     confirming = preset.confirming(point)
     assert confirming.smaller == {"mbs": 2, "checkpointing": False}
-    assert confirming.files.keys() - preset.files(point).keys() == {"hook/zenithtune_longest.py"}
+    assert confirming.files.keys() - preset.files(point).keys() == {"hook/zenithtune_hooks/longest.py"}
     assert preset.confirming({"mbs": 1, "checkpointing": False}).smaller == {"mbs": 1, "checkpointing": True}
     assert preset.confirming({"mbs": 1, "checkpointing": True}).smaller is None
     preset.observe(Trial(params=point, outcome=Outcome.OOM, identity="x # alone"))
