@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import ROOT
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.evaluators.regex import RegexEvaluator
+from zenith_tune.presets.megatron.log import read_steps
 from zenith_tune.runners.base import parallel_trials
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.units import is_digits, whole
@@ -40,7 +40,7 @@ def test_a_foreign_digit_before_a_redirection_is_a_word_as_it_is_to_bash(digit: 
 def test_a_foreign_digit_in_a_log_is_no_value(digit: str) -> None:
     assert RegexEvaluator(r"value: (\S+)").evaluate(f"value: {digit}\nvalue: 7\n", {}) == 7
     line = "iteration {}/ 10 | elapsed time per iteration (ms): 100.0 | "
-    assert not read_megatron_lines(line.format(digit))
+    assert not read_steps(line.format(digit)).steps
 
 
 def test_the_source_names_its_digits() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from zenith_tune.evaluators import hooked_run as accelerate_run
 from zenith_tune.hooks import accelerate as accelerate_hook
 from zenith_tune.hooks.injection import hook_events
-from zenith_tune.presets.accelerate import evaluator as accelerate_run
 from zenith_tune.presets.accelerate.emit import HOOK_FILES
 
 TORCH = """

@@ -12,8 +12,8 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.regex import SELECTORS, RegexEvaluator
+from zenith_tune.evaluators.steps import read_number
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import lines_of
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, Progress, TuningEvaluator
-from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.steady import num_warm_up, summarise
+from zenith_tune.evaluators.steps import read_number
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
 

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.evaluators.base import Measurement
 from zenith_tune.study.parameters import Direction
 
 SLOWER_IS_WARM_UP = 1.10
@@ -33,27 +31,6 @@ _STALL_SPREADS = 5
 _RECURS = 2
 _MIN_DRIFT_SAMPLES = 10
 _STRETCH = 5
-
-
-class SpeedEvaluator(TuningEvaluator):
-    """Read the speed of the steady state, as one of its objectives."""
-
-    def __init__(self, objective: str, **sizes: float | None) -> None:
-        """Take one of the objectives; the sizes that the job is said to have must be at least 1."""
-        if objective not in self.objectives:
-            raise UnknownNameError("objective", objective, self.objectives)
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise UsageError(f"{name} must be at least 1, but got {size}", hint=f"correct {name}")
-        self.objective, self.direction = objective, self.objectives[objective]
-
-    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
-        return self.measure(stdout, metadata).value
-
-    @abstractmethod
-    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the value with its spread, step time and peak memory."""
 
 
 def summarise(values: Sequence[float], direction: Direction, **others: Any) -> Measurement:

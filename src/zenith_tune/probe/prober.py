@@ -16,10 +16,10 @@ from zenith_tune.calibrate.measured_run import is_memory, is_step
 from zenith_tune.describe.machine import nvidia_smi
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import classify
-from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
 from zenith_tune.hooks.injection import HOOK_FOLDER, hook_files
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
+from zenith_tune.presets.megatron.log import read_steps
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage, StageProbe, stage_plans
@@ -114,12 +114,12 @@ def read_record(path: Path) -> StepRecord:
 
 def read_log(log: str) -> StepRecord:
     """Read the iteration lines and memory reports of a rank that prints them."""
-    lines = read_megatron_lines(log)
-    if not lines:
+    logged = read_steps(log)
+    if not logged.steps:
         return StepRecord()
-    reserved = peak_memory_bytes(log, lines)
+    reserved = logged.peak_bytes
     return StepRecord(
-        steps_s=tuple(line.seconds for line in lines[LOG_SKIPPED:] if is_step(line.seconds)),
+        steps_s=tuple(step.seconds for step in logged.steps[LOG_SKIPPED:] if step.seconds and is_step(step.seconds)),
         reserved_bytes=reserved if reserved is not None and is_memory(reserved) else None,
         source="log",
     )

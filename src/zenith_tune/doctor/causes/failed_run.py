@@ -6,7 +6,6 @@ import re
 
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
 from zenith_tune.doctor.causes.collective_timeout import NEEDLES
-from zenith_tune.doctor.causes.step_lines import after_steps, has_steps
 from zenith_tune.evaluators.failures.failures import (
     FailedAllocation,
     Failure,
@@ -16,6 +15,7 @@ from zenith_tune.evaluators.failures.failures import (
     shows_crash,
 )
 from zenith_tune.evaluators.failures.rank_errors import TRACEBACK, first_error, line_at, occurrences, split_prefix
+from zenith_tune.evaluators.steps import after_steps, has_steps
 from zenith_tune.study.trial_log import clean_line
 from zenith_tune.units import GIB, format_bytes
 

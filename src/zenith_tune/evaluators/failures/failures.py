@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError, UsageError
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
-from zenith_tune.evaluators.iterations import after_iterations, has_iterations
+from zenith_tune.evaluators.steps import after_steps, has_steps
 from zenith_tune.layouts.layout import named_axes
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.study import Study
@@ -210,7 +210,7 @@ def hidden_failure(log: str, *, has_value: bool) -> Failure | None:
     if not has_value:
         failure = classify(log, 1)
         return None if failure is None or failure.kind is FailureKind.CRASH else failure
-    end = after_iterations(log)
+    end = after_steps(log)
     if _first_line(end, _DEVICE_MEMORY) or "ChildFailedError" in end:
         return classify(log, 1)
     return None
@@ -239,7 +239,7 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
         return _failure(FailureKind.NOT_FOUND, f"{code}: {_last_informative_line(log)}")
     if line := _first_line(log, _DISK):
         return _failure(FailureKind.DISK_FULL, line)
-    if (line := _first_line(log, _USAGE)) and not has_iterations(log):
+    if (line := _first_line(log, _USAGE)) and not has_steps(log):
         return _failure(FailureKind.CONFIGURATION, line)
     root_rank = root.rank if root else None
     if error := first_error(log, root_rank):
@@ -296,7 +296,7 @@ def _is_configuration(error: RankError, log: str) -> bool:
         if error.name not in _CONFIGURATION_TYPES or not is_worded_so:
             return False
     # Not just above the exception: a program's buffered iteration lines may reach the log after its traceback.
-    return not has_iterations(log)
+    return not has_steps(log)
 
 
 def _root_cause(log: str) -> _RootCause | None:

@@ -10,11 +10,11 @@ from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.hooked_run import RunAsked
 from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.trainer import HERE
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.accelerate.evaluator import RunAsked
-from zenith_tune.presets.accelerate.live_model import model_notes
+from zenith_tune.presets.accelerate.live_model import LiveModel, model_notes
 from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
@@ -34,9 +34,10 @@ from zenith_tune.presets.trainer.command import (
     with_options,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
-from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
+from zenith_tune.presets.trainer.evaluator import TrainerEvaluator
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -135,12 +136,12 @@ class TrainerPreset(TuningPreset):
                 problem = f"{PRESET} knows the arguments of a script that sets them itself after a run of it alone"
                 raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
             return []
-        planned = self._subject.get()
-        if self._given.model is None and run.model is not None:
-            self._model = LookedUp(run.model.spec)
+        planned, model = self._subject.get(), None if self._given.model else LiveModel.of(run.model)
+        if model is not None:
+            self._model = LookedUp(model.spec)
         self._bind_job(live_job(job, run))
         notes = live_notes(self._space.job)
-        notes += model_notes(run.model if self._given.model is None else None, planned, self._subject.get())
+        notes += model_notes(model, planned, self._subject.get())
         return [*notes, *self._lever_notes()]
 
     def get_search_space(self) -> dict[str, Parameter]:
