@@ -128,7 +128,7 @@ def test_the_updates_with_the_longest_samples_are_no_speed() -> None:
     own = {"parameters": preset.own_point("")}
     assert preset.evaluator().read_run(log).seconds[0] == 21.0  # type: ignore[attr-defined]
     log += f"{PREFIX}{json.dumps(event)}\n"
-    assert preset.evaluator().read(log).seconds == [1.0] * 5  # type: ignore[attr-defined]
+    assert preset.evaluator().read_run(log).seconds == [1.0] * 5  # type: ignore[attr-defined]
     extra = preset.evaluator().measure(log, own).extra
     assert extra["longest_sample"] == 64 and extra[CONFIRMED_ON]
     same = {**event, "shortest": 64}
