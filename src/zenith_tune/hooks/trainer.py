@@ -71,10 +71,10 @@ class Arguments:
 class TrainerWatch:
     """A trial's Trainer: reported when it begins to train, and ended when it has, as is a program that has none."""
 
-    def __init__(self, reported: list[str], packages: list[str], least_steps: int, before: Any = None) -> None:
+    def __init__(self, reported: list[str], packages: list[str], least_steps: int) -> None:
         self.reported, self.packages, self.least_steps = reported, packages, least_steps
         self.tokens = TokenCount()
-        self.before = before
+        self.before: Any = None
         """A function that is given the Trainer before it trains."""
         self.is_training = False
         self.steps_left = least_steps
@@ -224,10 +224,11 @@ def start(settings: dict[str, Any], folder: str) -> None:
         # Not at the top: the best command has no copy of these.
         from . import accelerate
 
-        before = None
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"])
         if settings.get("longest"):
-            from .longest import install as before
-        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"], before)
+            from . import longest
+
+            trial.before = longest.install
         watch("torch.optim.optimizer", trial.install_optimizers)
         for module in PARSERS:
             watch(module, trial.install_parser)

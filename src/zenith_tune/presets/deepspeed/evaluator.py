@@ -17,7 +17,7 @@ from zenith_tune.units import count
 UNITS: Units = {"throughput": (SAMPLES,), "latency": (SECONDS,), "flops": (TFLOPS,), "tokens_per_s": (TOKENS,)}
 SAME = {"samples_per_s": "throughput", "step_time": "latency", "tflops": "flops"}
 """Names of the objectives in other evaluators."""
-OBJECTIVES = directions(UNITS | {name: UNITS[same] for name, same in SAME.items()})
+OBJECTIVES = directions({**UNITS, **{name: UNITS[same] for name, same in SAME.items()}})
 
 
 @EvaluatorRegistry.register("deepspeed")

@@ -188,8 +188,8 @@ class TrainerRun(HookedRun):
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line how this is not the Trainer that was asked for."""
         if self.trainer is None:
-            seen = " and was ended after its first optimizer steps" if self.trains_otherwise else ""
-            return f"the program made no Trainer of transformers that trains{seen}: {NO_TRAINER_HINT}"
+            seen = ", and the program was ended after its first optimizer steps" if self.trains_otherwise else ""
+            return f"no Hugging Face Trainer found that trains{seen}: {NO_TRAINER_HINT}"
         if (num := self.trainer.gpus_of_process) > 1:
             problem = f"the Trainer runs {num} GPUs in one process by torch's DataParallel, which is slow"
             return f"{problem}: start the script by torchrun --nproc-per-node {num}, or set CUDA_VISIBLE_DEVICES=0"
