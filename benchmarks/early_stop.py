@@ -35,8 +35,8 @@ from places import RESULTS, measured_data
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.evaluators.base import Progress
 from zenith_tune.evaluators.early_stop import EarlyStop, locate, rank_trend, study_drift, study_noise
-from zenith_tune.evaluators.iterations import read_megatron_lines
 from zenith_tune.evaluators.steady import long_run, num_warm_up, relative_drift, relative_spread
+from zenith_tune.presets.megatron.log import read_steps
 
 OUTPUT = RESULTS / f"early-stop-{date.today().isoformat()}.json"
 NOISES = (0.001, 0.003, 0.01, 0.02, 0.05)
@@ -236,7 +236,9 @@ def _summary(trials: Sequence[tuple[Ended, bool]]) -> dict[str, float | str]:
 
 def recorded_logs(folder: Path) -> list[list[list[float]]]:
     """Return the step times of each Megatron-LM log that is long enough, each a study of its own."""
-    runs = [[line.seconds for line in read_megatron_lines(path.read_text())] for path in sorted(folder.glob("*.log"))]
+    runs = [
+        [step.seconds or 0.0 for step in read_steps(path.read_text()).steps] for path in sorted(folder.glob("*.log"))
+    ]
     return [[run] for run in runs if len(run) >= MIN_RECORDED]
 
 

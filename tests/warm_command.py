@@ -10,7 +10,7 @@ import optuna
 import zenith_tune
 from tests.quick_databases import make_databases_quick
 
-OF_OTHER_PROCESSES = ("zenith_tune.probe.hook", "zenith_tune.testing")
+OF_OTHER_PROCESSES = ("zenith_tune.mimo", "zenith_tune.testing")
 for name in ("numpy.random", "rich.live", "rich.table"):
     importlib.import_module(name)
 for module in pkgutil.walk_packages(zenith_tune.__path__, "zenith_tune."):

@@ -14,7 +14,7 @@ OOM = Measured(out_of_memory=True, cause="CUDA out of memory")
 def test_a_good_run_is_healthy_by_its_figures() -> None:
     found = diagnose(run_of("TP2 mbs1 SP Z1"))
     assert found.is_healthy and found.advice == () and found.remedies == ()
-    assert "compute 95%" in found.all_clear and "memory 73%" in found.all_clear
+    assert "compute 95%" in found.all_clear and "73% of GPU memory" in found.all_clear
 
 
 def test_what_brings_most_comes_first() -> None:

@@ -95,7 +95,7 @@ def run_by_hand(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=500,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "zenithtune-accelerate" not in done.stderr, "the hook is for trials"
+    assert "zenithtune: " not in done.stderr, "the hook is for trials"
     return done
 
 
@@ -127,10 +127,11 @@ def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_comma
     assert not (tmp_path / "mine").exists() and "preset trainer" in output
     mbs = trial["parameters"]["mbs"]
     hook = tmp_path / "out" / "s" / "trials" / "0001" / "hook"
-    asked = json.loads((hook / "arguments.json").read_text())["set"]
+    asked = json.loads((hook / "hooks.json").read_text())["trainer"]["set"]
     assert asked["per_device_train_batch_size"] == mbs and asked["gradient_accumulation_steps"] == 4 // mbs
     # As for the best command, which may be the user's own on a machine that is busy.
-    (hook / "arguments.json").write_text(json.dumps({"set": {"per_device_train_batch_size": 1, "max_steps": 2}}))
+    settings = {"set": {"per_device_train_batch_size": 1, "max_steps": 2}}
+    (hook / "hooks.json").write_text(json.dumps({"trainer": settings}))
     done = run_by_hand(f"PYTHONPATH={hook} {warm_python()} {tmp_path}/train.py", tmp_path)
     assert "trained 1 2 False" in done.stdout and (tmp_path / "mine").exists()
 

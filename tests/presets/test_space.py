@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from zenith_tune.errors import UsageError
+from zenith_tune.hooks.optimizer import StepWatch
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.space import SpacePreset, parse_axis
-from zenith_tune.presets.step_hook import StepWatch
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
 from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
@@ -158,7 +158,7 @@ def test_steps_of_a_program_that_no_framework_describes_are_measured(zenithtune:
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     assert study["best"]["parameters"] == {"bs": 20} and study["best"]["unit"] == "s"
     assert study["trials"][0]["value"] >= 0.2 > study["best"]["value"], "the steps of one optimizer count"
-    assert study["best_command"].endswith("--bs 20") and "hook" not in study["best_command"]
+    assert study["best_command"].endswith("--bs 20") and "PYTHONPATH" not in study["best_command"]
 
 
 def test_other_ranks_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:

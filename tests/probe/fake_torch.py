@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from zenith_tune.probe.fake_rank import HOOK, RECORD
+from zenith_tune.hooks.injection import hook_files
 
 OPTIMIZER = """
 _hooks = []
@@ -68,10 +69,12 @@ def write_torch(folder: Path, *, optimizer: str = OPTIMIZER, cuda: str = CUDA) -
     return folder
 
 
-def run_hooked(program: str, *places: Path, record: Path | None) -> subprocess.CompletedProcess[str]:
+def run_hooked(program: str, *places: Path, record: Path) -> subprocess.CompletedProcess[str]:
     """Run a program as a rank under probe is run."""
-    path = os.pathsep.join(map(str, (HOOK, *places)))
-    environment = {name: value for name, value in os.environ.items() if name != RECORD}
-    environment |= {"PYTHONPATH": path, **({RECORD: str(record)} if record else {})}
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in hook_files({"probe": {"record": str(record)}}, folder=folder).items():
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_text(text)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (folder, *places)))}
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)

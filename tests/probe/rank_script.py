@@ -8,7 +8,9 @@ from pathlib import Path
 TEXT = """
 import json, os, subprocess, sys, time
 
-rank, record = os.environ["RANK"], os.environ["ZENITHTUNE_PROBE_RECORD"]
+rank = os.environ["RANK"]
+with open(os.path.join(os.environ["PYTHONPATH"].split(os.pathsep)[0], "hooks.json")) as hooks:
+    record = json.load(hooks)["probe"]["record"]
 how = os.environ.get("STANDIN_" + rank, os.environ.get("STANDIN", "hook"))
 gpu = os.environ.get("STANDIN_GPU", "Fake H200")
 step_s = float(os.environ.get("STANDIN_STEP_S", "0.05"))

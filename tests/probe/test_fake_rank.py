@@ -8,9 +8,7 @@ import pytest
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import INTERLEAVED_BATCHES, JobFacts
 from zenith_tune.probe.fake_rank import (
-    HOOK,
     LEFT_OUT,
-    RECORD,
     fake_rank,
     first_rank,
     interpreter,
@@ -76,10 +74,10 @@ def test_an_interleaved_pipeline_gets_a_batch_that_megatron_takes_and_that_fills
 
 
 def test_the_command_is_that_of_one_rank_in_a_world_of_all() -> None:
-    rank = fake_rank(run_of("--bf16", "--global-batch-size", "64"), LAYOUT, 3, Path("a folder") / "steps.jsonl")
+    rank = fake_rank(run_of("--bf16", "--global-batch-size", "64"), LAYOUT, 3, Path("a folder") / "hook")
     line = ParsedCommand.of(rank.command)
     assert (rank.stage, rank.rank, rank.num_micro_batches) == (3, 48, 8)
-    expected = {"RANK": "48", "WORLD_SIZE": "64", "LOCAL_RANK": "0", RECORD: str(Path("a folder", "steps.jsonl"))}
+    expected = {"RANK": "48", "WORLD_SIZE": "64", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert expected.items() <= line.assignments().items()
     batch = ["--global-batch-size", "16", "--log-interval", "1"]
     assert options_of(rank.command) == ["--bf16", *batch, "--fake-process-group"]
@@ -124,7 +122,7 @@ def test_the_python_path_is_kept_behind_the_hook(
         monkeypatch.setenv("PYTHONPATH", of_the_shell)
     run = run_of() if of_the_command is None else run_of(PYTHONPATH=of_the_command)
     command = fake_rank(run, LAYOUT, 0, Path("r")).command
-    expected = str(HOOK) if rest is None else f"{HOOK}{os.pathsep}{rest}"
+    expected = "r" if rest is None else f"r{os.pathsep}{rest}"
     assert ParsedCommand.of(command).assignments()["PYTHONPATH"] == expected
 
 

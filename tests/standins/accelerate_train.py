@@ -116,7 +116,7 @@ def cost(kind: str, settings: dict[str, Any], mbs: int, steps: int) -> tuple[flo
 
 
 def tell(event: dict[str, Any]) -> None:
-    print(f"zenithtune-accelerate: {json.dumps(event)}", file=sys.stderr)
+    print(f"zenithtune: {json.dumps(event)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

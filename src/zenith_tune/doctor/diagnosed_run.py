@@ -1,4 +1,4 @@
-"""A run that is diagnosed: model, cluster, job and layout, as its command says, with what was measured."""
+"""A run that is diagnosed: model, cluster, job and layout by its command, and what was measured."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from zenith_tune.units import whole
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
 EMITTED = {name: name for name in ("deepspeed", "accelerate")} | {MEGATRON_LM: "megatron", MEGATRON: "megatron"}
-"""The format of `plan --emit` that a preset's runs are written in."""
+"""The format of `plan --emit` for each preset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Hold what a log or a trial says of a run; what it does not say is None."""
+    """Measured figures of a run; None where neither log nor trial has them."""
 
     step_s: float | None = None
     peak_bytes: float | None = None
-    """The most that any rank's allocator reserved."""
+    """Peak bytes that any rank's allocator reserved."""
     out_of_memory: bool = False
     cause: str = ""
-    """Why it failed, in one line, where it did."""
+    """Why the run failed, in one line; empty where it did not."""
     causes: tuple[Cause, ...] = ()
-    """What its log shows to be wrong."""
+    """Causes that the log shows."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether it neither failed nor was kept waiting."""
+        """Whether the run neither failed nor waited."""
         return not self.causes and not self.out_of_memory
 
     @property
     def capacity_bytes(self) -> float | None:
-        """The memory of the GPU that ran out, where PyTorch says it.
+        """Bytes of the GPU that ran out of memory, where PyTorch's message has them.
 
         >>> Measured(cause="CUDA out of memory. GPU 0 has a total capacity of 79.50 GiB").capacity_bytes / 2**30
         79.5
@@ -65,27 +65,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
-    """Hold what the layout itself does not say."""
+    """Where a run comes from, and what its study knows besides the layout."""
 
     model: str = ""
-    """The model as the user named it by `model=`; empty: the command or the log says it."""
+    """The model that the user named by `model=`; empty: that of the command or the log."""
     cluster: str = ""
-    """The cluster as the user named it; empty: it is this machine."""
+    """The cluster that the user named; empty: this machine."""
     emit: str = ""
-    """The format of `plan --emit` that writes a layout for what runs it; empty: there is none."""
+    """The format of `plan --emit` that writes a layout for the framework; empty: none."""
     unasked: tuple[ImplicitDefault, ...] = ()
-    """Sizes that the run has because nobody said otherwise."""
+    """Sizes that the run has by default, although larger ones were probably meant."""
     tried: frozenset[Layout] = frozenset()
-    """What else its study has run: that is known, and no advice."""
+    """Other layouts that its study has run, which are not advised."""
     memory_limit_bytes: float | None = None
-    """What its study may take of a GPU's memory; None: all of it."""
+    """Bytes of a GPU that its study may use; None: all."""
     tries: Callable[[Layout], bool] = lambda layout: True
-    """Whether a study of the run may try a layout: what none tries is no advice for speed."""
+    """Whether a study of the run may try a layout; others are not advised for speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosedRun:
-    """Hold what a diagnosis needs to know of a run."""
+    """A run to diagnose."""
 
     subject: PlanSubject
     layout: Layout
@@ -93,22 +93,22 @@ class DiagnosedRun:
     recompute_modules: tuple[str, ...] = ()
     origin: RunOrigin = field(default_factory=RunOrigin)
     what: str = "the command"
-    """Which run it is, for people."""
+    """The name of the run for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnplannedRun:
-    """Hold what a log says of a run whose model, cluster or layout is not known."""
+    """A run whose model, cluster or layout is not known."""
 
     measured: Measured
     what: str
     reason: str
-    """Why it has no plan, and how to have one."""
+    """Why it cannot be planned, and what to give for a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHints:
-    """Hold what the user says beside the run."""
+    """What the user says about the run."""
 
     preset: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -116,17 +116,17 @@ class RunHints:
 
     @property
     def all_args(self) -> dict[str, Any]:
-        """The preset's arguments, the cluster among them."""
+        """The preset's arguments, including the cluster."""
         return {**self.args, **({"cluster": self.cluster} if self.cluster is not None else {})}
 
     def origin(self, emit: str, unasked: Iterable[ImplicitDefault] = ()) -> RunOrigin:
-        """Return how a run became known by what was said."""
+        """Return the origin of a run that the user described so."""
         model, cluster = (str(self.all_args.get(name) or "") for name in ("model", "cluster"))
         return RunOrigin(model=model, cluster=cluster, emit=emit, unasked=tuple(unasked))
 
 
 def from_command(command: str, hints: RunHints) -> DiagnosedRun:
-    """Read the run that a command stands for."""
+    """Read the run of a command."""
     name = hints.preset or recognised_preset(command)
     if name == MEGATRON_LM:
         return megatron_lm_run(command, hints)
@@ -145,7 +145,7 @@ def from_command(command: str, hints: RunHints) -> DiagnosedRun:
 
 
 def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
-    """Read a Megatron-LM command; unlike a preset, also one that no option could be written into."""
+    """Read a Megatron-LM command, also one that options cannot be written into."""
     args = typed(MegatronLmPreset, hints.all_args, f"preset {MEGATRON_LM}")
     job = read_job(command, MegatronLmOverrides(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
     subject = subject_of(job, args.get("cluster"))
@@ -156,7 +156,7 @@ def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
 
 
 def emitted(preset: str, command: str) -> str:
-    """Return the format that writes the layouts of a preset's command; nothing where there is none."""
+    """Return the format that writes the layouts of a preset's command; empty where there is none."""
     is_swift = preset == MEGATRON and runs_ms_swift(command)
     return "ms-swift" if is_swift else EMITTED.get(preset, "")
 
@@ -187,13 +187,13 @@ def made_preset(name: str, args: Mapping[str, Any]) -> TuningPreset:
 
 
 OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, UsageError)
-"""What a preset may do with points that are not its own."""
+"""Exceptions that a preset may raise for points of another release."""
 
 
 def tried_layouts(
     preset: TuningPreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
 ) -> frozenset[Layout]:
-    """Return the layouts of the points that a preset understands, without one; the user's own command is no point."""
+    """Return the layouts of the points that a preset understands, other than `but`."""
     found: set[Layout] = set()
     for params in points:
         try:
@@ -207,11 +207,11 @@ def tried_layouts(
 PRESET = "preset megatron"
 RECOMPUTE = ("full", "selective", "none")
 SWIFT_BATCH, SWIFT_MICRO_BATCH, SWIFT_RECOMPUTE = 16, 1, "selective"
-"""What ms-swift takes where nothing is said, by its documentation; Megatron-LM itself recomputes nothing then."""
+"""ms-swift's documented defaults; Megatron-LM itself recomputes nothing by default."""
 
 
 def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
-    """Read a run from the options of its command; `--args` says the rest, and goes before the command."""
+    """Read a run from the options of its command; `--args` has the rest, and takes precedence."""
     try:
         said = MegatronArgs(ParsedCommand.of(command))
         defaults = _stated_by(command, said)
@@ -255,7 +255,7 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
     if mbs is None:
         problem = f"{PRESET} must know the micro-batch, but the command has no {OPTIONS['mbs']}"
         raise UsageError(problem, hint="add it to the command")
-    # Unset, Megatron-LM cuts experts as it cuts the dense layers, and ms-swift does not cut them.
+    # By default Megatron-LM splits experts as it splits the dense layers, and ms-swift does not split them.
     etp = said.count(OPTIONS["etp"]) or (tp if model.num_experts and not is_swift else 1)
     vp = _chunks(said, pp, model.num_layers)
     layout = replace(start, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, vp=vp, micro_batch=mbs)

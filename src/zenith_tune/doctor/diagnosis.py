@@ -36,20 +36,20 @@ from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
 
 MOST_OFF = 0.5
-"""By how much a measured step may differ from the planned one, as a fraction of it; no plan of the right model does."""
+"""Largest relative difference of a measured step from the planned one, for a plan of the right model."""
 MODEL, CLUSTER = "model= the one that was trained", "--cluster the one that it ran on"
 
 
 def plan_mismatch(run: DiagnosisInput) -> str | None:
-    """Return why the plan cannot be that of the run, or None where nothing measured says so."""
+    """Return why the plan cannot be that of the run, or None where the measured figures allow it."""
     step_s, planned = run.measured.step_s, run.planned
     if step_s is None or run.measured.out_of_memory:
         return None
     off = step_s / run.step_s(planned) - 1
-    # A memory that was measured full makes a step longer than anybody can estimate.
+    # A full memory makes a step longer than can be estimated.
     is_explained = off > 0 and run.measured.peak_bytes is not None and full_memory_message(run) is not None
     against = [f"is {abs(off):.0%} off"] if abs(off) > MOST_OFF and not is_explained else []
-    # A run that a plan errs about by a little may well fit: only what no such error explains speaks against the plan.
+    # A small error of the plan explains a run that fits: only what is beyond its interval counts against it.
     if planned.memory_interval_bytes[0] > planned.capacity_bytes:
         needed = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
         against.append(f"needs {needed}, although the run succeeded")
@@ -57,7 +57,7 @@ def plan_mismatch(run: DiagnosisInput) -> str | None:
 
 
 def _suspects(run: DiagnosisInput) -> str:
-    """Return what the user said of the run, which may be mistaken; where nothing was said, what could be."""
+    """Return what the user said about the run, which may be mistaken, else what could be said."""
     said = [text for text, name in ((MODEL, run.origin.model), (CLUSTER, run.origin.cluster)) if name]
     return ", and ".join(said or (MODEL, CLUSTER))
 
@@ -71,25 +71,25 @@ ADVICE: tuple[Callable[[DiagnosisInput], Advice | None], ...] = (
     idle_recompute,
     needless_recompute,
 )
-"""Each looks for a cause of its own; a change without one is named only where none of them has anything to say."""
+"""Functions that each look for one cause; a change without a cause is advised only where none of them finds any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Hold what was found."""
+    """What limits a run, and what to change."""
 
     run: DiagnosisInput
     advice: tuple[Advice, ...]
     remedies: tuple[Remedy, ...]
-    """Of a run that does not fit."""
+    """Ways to need less memory, for a run that does not fit."""
     way_out: PlannedLayout | None = None
-    """The fastest layout of all that fits, where no single change makes the run fit."""
+    """The fastest layout that fits, where no single change makes the run fit."""
     warnings: tuple[str, ...] = ()
-    """What is wrong without a change that would fix it, in a line each."""
+    """Problems without a change that would fix them, one line each."""
     ways_out: tuple[WayOut, ...] = ()
-    """How else the model could be trained on these GPUs, where no layout fits."""
+    """Other ways to train the model on these GPUs, where no layout fits."""
     causes: tuple[Cause, ...] = ()
-    """What ended the run or keeps it waiting, by its log or by its plan."""
+    """Causes that ended the run or keep it waiting, by its log or by its plan."""
 
     def __repr__(self) -> str:
         return f"Diagnosis({self.run.planned!r}, {len(self.causes)} causes, {len(self.advice)} advised changes)"
@@ -106,15 +106,16 @@ class Diagnosis:
 
     @property
     def all_clear(self) -> str:
-        """Return the figures that show that nothing is wrong, in one line."""
+        """The figures that show a run without a bottleneck, in one line."""
         run, layout = self.run, self.run.layout
         gain = max((run.gain(each) for each in run.neighbours()), default=0.0)
         figures = [f"compute {run.share('compute'):.0%} of a step"]
         shown = (("bubble", "bubble", layout.pp), ("TP", "tp", layout.tp), ("DP", "dp", layout.dp))
         figures += [f"{name} {run.share(part):.0%}" for name, part, ranks in shown if ranks > 1]
         peak = run.device_bytes if run.measured.peak_bytes is None else run.measured.peak_bytes
-        figures.append(f"memory {peak / run.planned.capacity_bytes:.0%} full")
-        return f"{', '.join(figures)}; the best single change is predicted to bring {format_gain(max(gain, 0.0))}"
+        figures.append(f"uses {peak / run.planned.capacity_bytes:.0%} of GPU memory")
+        best = f"the best single change is predicted to gain {format_gain(gain)}"
+        return f"{', '.join(figures)}; {best if gain > 0 else 'no single change is predicted to be faster'}"
 
 
 def diagnose(run: DiagnosisInput) -> Diagnosis:
@@ -133,7 +134,7 @@ def _diagnose(run: DiagnosisInput, *, is_host_bound: bool) -> Diagnosis:
         others = ways_out(run.planner, risk=run.risk) if is_hopeless else ()
         return Diagnosis(run=run, advice=(), remedies=found, way_out=way_out, ways_out=others, warnings=warnings)
     if not is_host_bound and (mismatch := plan_mismatch(run)) is not None:
-        # What rests on a plan that is not the run's is no advice.
+        # Nothing is advised by a plan that is not the run's.
         warnings = (mismatch, *implicit_default_lines(run), *_tensor_lines(run))
         return Diagnosis(run=run, advice=(), remedies=(), warnings=warnings)
     advice = _advice(run)
@@ -156,7 +157,7 @@ def diagnose_run(run: DiagnosedRun, *, risk: float, calibration: Calibration | N
 
 
 def _advice(run: DiagnosisInput) -> list[Advice]:
-    """Return what applies, the largest gain first, but for sizes that nobody asked for: they spoil all the rest."""
+    """Return what applies, the largest gain first, after sizes that were not asked for: they affect all the rest."""
     found = [advice for look in ADVICE if (advice := look(run)) is not None]
     if not found and (advice := single_change(run)) is not None:
         found.append(advice)
@@ -177,18 +178,18 @@ def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
 
 
 def _tensor_lines(run: DiagnosisInput) -> Iterator[str]:
-    """Yield that tensor parallelism leaves NVLink, where no plan stands behind a change of it."""
+    """Yield that tensor parallelism leaves NVLink, where no better layout is planned."""
     if (message := slow_tensor_message(run)) is not None:
         yield f"{message}; keep it within what NVLink joins, with pipeline stages or data parallelism across"
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
-    """Return what was found, line by line, without the run's own figures."""
+    """Return the diagnosis line by line, without the run's own figures."""
     found = [*cause_lines(diagnosis.causes), *diagnosis.warnings]
     if diagnosis.remedies:
         return [*found, *_memory_lines(diagnosis)]
     if diagnosis.is_healthy:
-        return [f"nothing is wrong: {diagnosis.all_clear}"]
+        return [f"no bottleneck found: {diagnosis.all_clear}"]
     advised = (_advice_lines(diagnosis.run, advice, number) for number, advice in enumerate(diagnosis.advice, 1))
     return [*found, *(line for lines in advised for line in lines)]
 
@@ -234,7 +235,7 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def _larger_machine(run: DiagnosisInput) -> str:
-    """Return what machine would do: more GPUs hold more of a model only where it is cut or sharded over them."""
+    """Return what machine is needed: more GPUs help only where the model is split or sharded over them."""
     if has_whole_copies(run):
         problem = "every GPU holds the whole model, however many there are"
         return f"{problem}: shard it with FSDP or ZeRO-3, or take larger ones"
@@ -251,7 +252,7 @@ def _remedy(remedy: Remedy) -> str:
 
 
 def memory_message(planned: PlannedLayout) -> str:
-    """Return what a layout needs of what a GPU has."""
+    """Return the memory that a layout needs, and that of a GPU."""
     return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
 
 
@@ -295,9 +296,9 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: 
 
 
 LEAST_SHARE = 0.25
-"""Of a planned step that the host adds to the work of the GPU."""
+"""Least share of a planned step that is host overhead, for the run to count as host-bound."""
 LEAST_SHARE_OF_SLOW = 0.1
-"""The same of a run that was measured far slower than planned: a slower host than the calibrated explains it."""
+"""Least share of host overhead where the run was far slower than planned, which a slower host explains."""
 FAR_OVER = 1.5
 ACTIONS = (
     "larger micro-batches, less tensor parallelism, fewer and larger layers on each GPU",
@@ -310,7 +311,7 @@ ACTIONS = (
 def host_bound(run: DiagnosisInput) -> Cause | None:
     """Return how much of a step waits for the host, by the plan, or measured far over a plan that the host limits."""
     share, step_s = run.share("overhead"), run.measured.step_s
-    # Beyond NVLink the same part holds waits for other nodes, which is a finding of its own.
+    # Beyond NVLink the overhead includes waits for other nodes, which is a finding of its own.
     if run.layout.tp > run.cluster.fast_domain or not run.trains:
         return None
     planned_s = run.step_s(run.planned)

@@ -23,22 +23,22 @@ from zenith_tune.presets.formats import writable
 from zenith_tune.units import format_bytes
 
 ROOM = 0.9
-"""What a change may need at most of a GPU that ran out although the plan had room: how much more, nobody knows."""
+"""Most of a GPU that a change may need where the run ran out although the plan had room: its error is not known."""
 MOST_FULL = 1.05
-"""Boards of one kind differ a little in the memory that the driver leaves."""
+"""Most of the GPU's memory that a run may have reserved: boards of one kind differ a little."""
 MOST_APART = 1.1
-"""The same of what a run says that its GPU has: with error correction or without is a few hundredths too."""
+"""Largest ratio of a reported memory to the GPU's own: error correction alone takes some percent."""
 LEAST_GAIN = 0.02
-"""A change that promises less speed than this is within what a plan can be wrong by, and is not advised."""
+"""Least gain of an advised change: less is within the error of a plan."""
 COUNTS = ("num_gpus", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "global_batch")
 WORLD_RULES = ("world", "expert_world", "batch")
-"""Rules without which nothing can be estimated."""
+"""Rules that must hold for an estimate."""
 MODEL_RULES = ("heads", "query_groups", "ffn", "experts", "expert_tensor")
-"""Rules that no run of the model can break: the one that broke them is of another model."""
+"""Rules that no run of the model can break: a run that breaks them is of another model."""
 
 
 def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
-    """Refuse a memory that the named GPU has not: the run was on another."""
+    """Refuse a measured memory that the named GPU cannot have: the run was on another."""
     peak, reported, memory = measured.peak_bytes, measured.capacity_bytes, cluster.gpu.memory_bytes
     what = None
     if peak is not None and peak > memory * MOST_FULL:
@@ -52,7 +52,7 @@ def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisInput:
-    """Hold a run with its estimate."""
+    """A run with its estimate, and the planner that estimates changes of it."""
 
     planner: Planner
     layout: Layout
@@ -60,7 +60,7 @@ class DiagnosisInput:
     measured: Measured = field(default_factory=Measured)
     risk: float = RISK
     recompute_modules: tuple[str, ...] = ()
-    """What selective recomputation recomputes; nothing: the core of attention."""
+    """Modules of selective recomputation; empty: the core of attention."""
     origin: RunOrigin = field(default_factory=RunOrigin)
 
     @classmethod
@@ -102,12 +102,12 @@ class DiagnosisInput:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """The machines."""
+        """The cluster of the run."""
         return self.planner.cluster
 
     @property
     def space(self) -> SearchSpace:
-        """What runs the job can be given, and whatever the run has itself."""
+        """Layouts that the framework can be given, including the run's own."""
         whole = SearchSpace.named("all")
         space = writable(whole, self.origin.emit, self.planner.job.framework.name)
         pinned = {name: size for name, size in space.pinned.items() if getattr(self.layout, name) == size}
@@ -116,19 +116,19 @@ class DiagnosisInput:
 
     @property
     def trains(self) -> bool:
-        """Whether the run is known to fit into memory, because it was measured, or is taken to."""
+        """Whether the run fits into memory: it was measured, or is predicted to."""
         if self.measured.out_of_memory:
             return False
         return self.measured.step_s is not None or self.planned.oom_probability < self.risk
 
     @property
     def memory_ratio(self) -> float:
-        """What was measured, or proven by running out, over what was planned of the fullest GPU's memory."""
+        """Memory of the fullest GPU, measured or shown by running out, over the planned one."""
         return self.device_bytes / self.planned.memory_bytes
 
     @property
     def device_bytes(self) -> float:
-        """What the fullest GPU holds: measured where it was, at least all where it ran out, else planned."""
+        """Bytes in use on the fullest GPU: measured, all where it ran out, else planned."""
         peak, planned = self.measured.peak_bytes, self.planned
         if self.measured.out_of_memory:
             return max(planned.memory_bytes, planned.capacity_bytes)
@@ -137,11 +137,11 @@ class DiagnosisInput:
         return min(peak + self.planner.calibration.memory.context_bytes, planned.capacity_bytes)
 
     def step_s(self, planned: PlannedLayout) -> float:
-        """Return the step time of a layout, its memory being off by as much as that of the run was."""
+        """Return the step time of a layout, its memory corrected as that of the run was."""
         return planned.roomy_s * self.slowdown(planned.memory_bytes * self.memory_ratio)
 
     def slowdown(self, device_bytes: float) -> float:
-        """Return how much longer a step takes for want of memory."""
+        """Return how much longer a step takes with so little free memory."""
         planner = self.planner
         coefficients = planner.calibration.time.coefficients_for(
             gpu=self.cluster.gpu.name, precision=planner.job.precision, framework=planner.job.framework.name
@@ -150,12 +150,12 @@ class DiagnosisInput:
         return float(found[0])
 
     def gain(self, other: PlannedLayout) -> float:
-        """Return how much more tokens per second another layout brings."""
+        """Return the relative gain in tokens per second of another layout."""
         samples = other.layout.global_batch / self.layout.global_batch
         return samples * self.step_s(self.planned) / self.step_s(other) - 1
 
     def legal(self, layouts: Iterable[Layout]) -> list[PlannedLayout]:
-        """Return the estimates of those that the framework takes, without the run's own and what its study ran."""
+        """Return the estimates of layouts that the framework accepts, without those that were run."""
         model, job = self.planner.model, self.planner.job
         known = self.origin.tried | {self.layout}
         kept = [layout for layout in dict.fromkeys(layouts) if layout not in known]
@@ -163,34 +163,34 @@ class DiagnosisInput:
         return self.planner.evaluate([layout for layout in runnable if not broken_rules(model, job, layout)])
 
     def refusal(self, layout: Layout) -> str | None:
-        """Return why the framework does not take a layout, or None where it does."""
+        """Return why the framework refuses a layout, or None."""
         broken = broken_rules(self.planner.model, self.planner.job, layout)
         return broken[0][1] if broken else None
 
     def is_within_limit(self, planned: PlannedLayout) -> bool:
-        """Tell whether what the allocator is taken to reserve is no more than the run's study may take."""
+        """Tell whether the predicted reservation is within the limit of the run's study."""
         limit = self.origin.memory_limit_bytes
         reserved = planned.memory_bytes * self.memory_ratio - self.planner.calibration.memory.context_bytes
         return limit is None or reserved <= limit
 
     def fits(self, planned: PlannedLayout) -> bool:
-        """Tell whether a layout is taken to fit, its memory being off by as much as that of the run was."""
+        """Tell whether a layout is predicted to fit, its memory corrected as that of the run was."""
         if planned.oom_probability >= self.risk or not self.is_within_limit(planned):
             return False
         is_out = self.measured.out_of_memory
         if self.measured.step_s is not None and not is_out and planned.memory_bytes <= self.planned.memory_bytes:
-            return True  # what needs less than a run that went well goes well
-        # A plan without room for the run knew it: only one that had some is off by nobody knows how much.
+            return True  # it needs no more than a run that went well
+        # Only a plan that had room for a run out of memory is off by an unknown amount.
         had_room = is_out and self.planned.memory_bytes < self.planned.capacity_bytes
         needed = planned.memory_bytes * max(self.memory_ratio, 1.0) / (ROOM if had_room else 1.0)
         return needed < planned.capacity_bytes
 
     def fitting(self, layouts: Iterable[Layout]) -> list[PlannedLayout]:
-        """Return the estimates of those that are legal, fit, and are what a study of the run tries."""
+        """Return the estimates of layouts that are legal, fit, and may be tried by a study of the run."""
         return [planned for planned in self.legal(layouts) if self.is_tried(planned.layout) and self.fits(planned)]
 
     def is_tried(self, layout: Layout) -> bool:
-        """Tell whether a study may try a layout; another global batch is another training, and no study's matter."""
+        """Tell whether a study may try a layout; another global batch is not a matter of a study."""
         return layout.global_batch != self.layout.global_batch or self.origin.tries(layout)
 
     def neighbours(self) -> list[PlannedLayout]:
@@ -208,7 +208,7 @@ class DiagnosisInput:
         return self.worthwhile(self.fitting(layouts))
 
     def share(self, part: str) -> float:
-        """Return the share of the planned step that a part of it takes."""
+        """Return a part's share of the planned step."""
         return self.planned.time_parts[part] / self.planned.step_s
 
     def advise(
@@ -240,30 +240,30 @@ class DiagnosisInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Hold a finding and the change that helps; the gain is always the planner's."""
+    """A finding, and the change that helps by the planner's estimate."""
 
     name: str
-    """What kind it is, for programs."""
+    """The kind of advice, for programs."""
     number: float
     """The figure that the finding rests on."""
     unit: str
-    """What that figure counts."""
+    """The unit of that figure."""
     finding: str
-    """The same for people, in one line."""
+    """The finding in one line for people."""
     change: str
     planned: PlannedLayout
     """The changed layout."""
     gain: float
-    """How much more speed, in tokens per second, as a fraction."""
+    """Relative gain in tokens per second."""
     caution: str = ""
-    """What else the change does."""
+    """Side effects of the change."""
     command: str = ""
-    """What writes the changed layout down for the framework, where the change is more than an option."""
+    """The command that writes the changed layout for the framework, where it is more than an option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Hold one way to need less memory, and what it costs."""
+    """One way to need less memory, and its cost."""
 
     name: str
     change: str
@@ -271,5 +271,5 @@ class Remedy:
     planned: PlannedLayout | None
     fits: bool
     cost: float | None
-    """How much longer a step takes than the run would with memory to spare, as a fraction; negative: less long."""
+    """Relative increase of the step time over the run with memory to spare; negative: shorter."""
     why_not: str = ""

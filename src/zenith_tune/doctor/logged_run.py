@@ -1,6 +1,4 @@
-"""A run by its log: what it measured, and the job from its command or from the arguments that the log dumps.
-
-The command behind a Megatron-LM log: the log dumps every argument, from which the options are written anew.
+"""A run by its log: what it measured, and the job from its command or from the arguments that Megatron-LM dumps.
 
 A dump is a table of `  hidden_size ..................................... 2048` between two lines of dashes; a launcher
 may put a rank before each of its lines.
@@ -21,14 +19,6 @@ from zenith_tune.doctor.causes.cause import Cause, CauseKind
 from zenith_tune.doctor.causes.collective_timeout import collective_timeout
 from zenith_tune.doctor.causes.failed_run import failed_run
 from zenith_tune.doctor.causes.not_finite import not_finite
-from zenith_tune.doctor.causes.step_lines import (
-    LoggedSpeed,
-    after_steps,
-    has_steps,
-    is_of_trainer,
-    logged_speed,
-    megatron_speed,
-)
 from zenith_tune.doctor.causes.waiting_ranks import data_stall, straggler
 from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
@@ -42,9 +32,14 @@ from zenith_tune.doctor.diagnosed_run import (
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.engine_log import is_of_trainer, read_trainer_steps
+from zenith_tune.evaluators.steady import long_run
+from zenith_tune.evaluators.steps import LoggedSteps, after_steps, has_steps
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
 from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.torchtitan.log import timed_steps
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
@@ -71,14 +66,14 @@ SWITCHES = (
     "account_for_loss_in_pipeline_split",
 )
 OF_GROUPS = ("num_query_groups",)
-"""Dumped with Megatron's default where there are no groups."""
+"""Arguments that are dumped with Megatron's default where there are no groups."""
 OFF_SWITCHES = {"add_bias_linear": "--disable-bias-linear", "add_position_embedding": "--no-position-embedding"}
 RENAMED = {"virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank", "fp8": "--fp8-format"}
 BACKEND = "attention_backend"
 MODULES = "recompute_modules"
 START, END = "--- arguments ---", "--- end of arguments ---"
 MAX_DUMP = 400_000
-"""Characters; Megatron-LM 0.20 dumps some fifty thousand."""
+"""Most characters of a dump; Megatron-LM 0.20 dumps some fifty thousand."""
 _LINE = re.compile(r"^[^\n]{0,40}?\b([a-z]\w{0,79}) (?:\.{1,80} | )(\S[^\n]{0,400})$", re.MULTILINE)
 _VOCAB = re.compile(r"> padded vocab \(size: ([0-9]{1,9})\) with")
 
@@ -101,12 +96,12 @@ def dumped_arguments(log: str) -> dict[str, str]:
 
 
 def dumped_command(arguments: Mapping[str, str]) -> str:
-    """Return a command that stands for the run that dumped these arguments."""
+    """Return a command for the run that dumped these arguments."""
     return ParsedCommand.from_argv(["python", "pretrain_gpt.py", *_words(arguments)]).text
 
 
 def recompute_modules(arguments: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what selective recomputation recomputes, where the dump says it.
+    """Return the modules of selective recomputation, where the dump has them.
 
     >>> recompute_modules({"recompute_modules": "['core_attn', 'mlp']"})
     ('core_attn', 'mlp')
@@ -120,7 +115,7 @@ def _words(arguments: Mapping[str, str]) -> Iterator[str]:
     for name, option in options.items():
         if name in arguments:
             yield from (option, arguments[name])
-    # A word of an enumeration, AttnBackend.flash.
+    # A member of an enumeration, AttnBackend.flash.
     if BACKEND in arguments:
         yield from ("--attention-backend", arguments[BACKEND].rpartition(".")[2])
     yield from (f"--{name.replace('_', '-')}" for name in SWITCHES if arguments.get(name) == "True")
@@ -131,7 +126,7 @@ MAX_BYTES = 256 * MIB
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a file holds."""
+    """Return the content of a file, or refuse one that cannot be read or is too large."""
     try:
         with open_regular(Path(os.path.realpath(path))) as file:
             data: bytes = file.read(MAX_BYTES + 1)
@@ -145,7 +140,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def positive(value: object) -> float | None:
-    """Return a number above 0, or None for all else that a file may hold.
+    """Return a number above 0, or None for anything else.
 
     >>> positive(3), positive(-1), positive(True), positive("3")
     (3.0, None, None, None)
@@ -159,9 +154,9 @@ SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
 
 
 def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun | UnplannedRun:
-    """Read what a log measured, and the run from its command or else from the arguments that the log dumps."""
+    """Read what a log measured, and the run from its command or from the arguments that the log dumps."""
     log = plain_text(read_bytes(path).decode("utf-8", errors="replace"))
-    causes, speed = log_causes(log), logged_speed(log)
+    causes, steps = log_causes(log), logged_steps(log)
     hint = "give what a run printed, from its start"
     if not log.strip("\0 \t\r\n"):
         raise UsageError(f"{path} is empty", hint=hint)
@@ -175,18 +170,18 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
             evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
     except UsageError as error:
         # A log that shows what is wrong is reported with a plan or without; a command is given for its plan.
-        known = _logged(causes, speed or megatron_speed(log))
-        if not causes and (command is not None or (speed is None and known.step_s is None)):
+        known = _logged(causes, steps or read_steps(log))
+        if not causes and (command is not None or (steps is None and known.step_s is None)):
             raise
         if command is None:
             _refuse_unknown(hints)
         return UnplannedRun(measured=known, what=str(path), reason=str(error))
-    measured = _measured(path, log, evaluator, command or "", causes, speed)
+    measured = _measured(path, log, evaluator, command or "", _logged(causes, steps))
     return replace(run, measured=measured, what=str(path))
 
 
 def _refuse_unknown(hints: RunHints) -> None:
-    """Refuse a cluster, a model or an argument that does not exist, which nothing else reads without a plan."""
+    """Refuse a cluster, a model or an argument that does not exist: without a plan nothing else reads them."""
     args = typed(MegatronLmPreset, {}, "--args", defaults=hints.all_args)
     if args.get("cluster"):
         load_cluster(args["cluster"])
@@ -194,13 +189,25 @@ def _refuse_unknown(hints: RunHints) -> None:
         load_model(args["model"])
 
 
-def _logged(causes: tuple[Cause, ...], speed: LoggedSpeed | None) -> Measured:
-    """Return what the log says by itself; of a run that was out of memory, no speed."""
+def logged_steps(log: str) -> LoggedSteps | None:
+    """Return the steps of torchtitan, Megatron-Bridge or the Trainer, or None.
+
+    >>> logged_steps("Step Time : 1.50s GPU utilization: 456.7MODEL_TFLOP/s/GPU").steps[0].seconds
+    1.5
+    """
+    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps))
+    return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
+
+
+def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:
+    """Return what the log shows by itself; no speed for a run that was out of memory."""
     if lines := [cause.evidence[0] for cause in causes if cause.kind is CauseKind.OUT_OF_MEMORY]:
         return Measured(out_of_memory=True, cause=lines[0], causes=causes)
-    if speed is None or not SHORTEST_STEP_S <= (speed.step_s or 0.0) <= LONGEST_STEP_S:
+    seconds = [step.pace_s for step in logged.steady] if logged else []
+    step_s = long_run(seconds) if seconds else 0.0
+    if logged is None or not SHORTEST_STEP_S <= step_s <= LONGEST_STEP_S:
         return Measured(causes=causes)
-    return Measured(step_s=speed.step_s, peak_bytes=speed.peak_bytes, causes=causes)
+    return Measured(step_s=step_s, peak_bytes=logged.peak_bytes, causes=causes)
 
 
 def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
@@ -222,28 +229,20 @@ def _evaluator(command: str, hints: RunHints) -> TuningEvaluator:
     return preset.evaluator()
 
 
-def _measured(
-    path: Path,
-    log: str,
-    evaluator: TuningEvaluator,
-    command: str,
-    causes: tuple[Cause, ...],
-    speed: LoggedSpeed | None,
-) -> Measured:
-    """Return what the preset's evaluator reads, else what the lines of other trainers say."""
-    logged = _logged(causes, speed)
+def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str, logged: Measured) -> Measured:
+    """Return what the preset's evaluator reads, else what the lines of other trainers show."""
     if logged.out_of_memory:
         return logged
     try:
         found = evaluator.measure(log, {"command": command, "trial_id": 0, "parameters": {}, "duration": 0.0})
     except ValueError as error:
-        if causes or logged.step_s is not None:
+        if logged.causes or logged.step_s is not None:
             return logged
         problem = f"{path} must have a speed, or show a failure, but does not ({error})"
         raise UsageError(problem, hint="give another log") from None
     if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
         raise UsageError(f"{path} has steps of {found.step_s:g} s, which no training takes", hint="give another log")
-    return Measured(step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes), causes=causes)
+    return Measured(step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes), causes=logged.causes)
 
 
 _NAN = re.compile(r"\b(?:nan|inf|non-finite|not finite)\b", re.IGNORECASE)
@@ -256,16 +255,14 @@ def log_causes(log: str) -> tuple[Cause, ...]:
     ['out_of_memory']
     """
     log = log.replace("\r", "\n")
-    failure, timeout, nan = (
-        failed_run(log),
-        collective_timeout(after_steps(log), of_trainer=is_of_trainer(log)),
-        not_finite(log),
-    )
-    # A check that finds NaN raises, and a rank that waits in vain loses its connection: one cause, and not two.
+    failure, steps = failed_run(log), read_steps(log).steps
+    timeout = collective_timeout(after_steps(log), of_trainer=is_of_trainer(log))
+    nan = not_finite(log, steps)
+    # A check that finds NaN raises, and a rank that waits too long loses its connection: one cause, not two.
     if failure is not None and (
         (nan is not None and failure.kind is CauseKind.CRASH and _NAN.search(failure.finding))
         or (timeout is not None and failure.kind is CauseKind.COMMUNICATION)
     ):
         failure = None
-    found = (failure, nan, timeout, straggler(log), data_stall(log))
+    found = (failure, nan, timeout, straggler(log), data_stall(log, steps))
     return tuple(cause for cause in found if cause is not None)

@@ -1,4 +1,4 @@
-"""Advice on memory: what a full one costs, and the ways to need less of it with what each costs."""
+"""Advice on memory: the cost of a full one, and the ways to need less with the cost of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from zenith_tune.units import GIB, format_bytes
 
 LEAST_SLOWDOWN = 1.05
 ENOUGH_SAVED = 0.97
-"""What a change may leave of the memory that the run needs, layout most: less is no relief."""
+"""Most of the run's memory that a change may need to count as relief."""
 
 
 def full_memory_message(run: DiagnosisInput) -> str | None:
-    """Return how full the memory is and what that costs, where it is all but full."""
+    """Return how full the memory is and what that costs, where it is nearly full."""
     longer = run.slowdown(run.device_bytes)
     if longer < LEAST_SLOWDOWN:
         return None
@@ -33,7 +33,7 @@ def full_memory_message(run: DiagnosisInput) -> str | None:
 
 
 def full_memory(run: DiagnosisInput) -> Advice | None:
-    """Advise the change that leaves room layout the least cost, where the memory is all but full."""
+    """Advise the change that frees memory at the least cost, where it is nearly full."""
     finding = full_memory_message(run)
     if finding is None:
         return None
@@ -46,7 +46,7 @@ FSDP = "fsdp"
 
 
 def has_whole_copies(run: DiagnosisInput) -> bool:
-    """Tell whether each GPU holds the whole model and its optimizer, so that more GPUs make no room."""
+    """Tell whether each GPU holds the whole model and its optimizer, so that more GPUs do not help."""
     limits = limits_of(run.planner.job.framework.name)
     return not limits.sizes and not any(limits.zero_stages)
 
@@ -57,7 +57,7 @@ def sharded_elsewhere(run: DiagnosisInput) -> Remedy | None:
     if not has_whole_copies(run) or layout.dp == 1:
         return None
     job = replace(planner.job, framework=load_framework(FSDP))
-    # The run too as FSDP would make it: two frameworks' figures side by side would not show what sharding costs.
+    # The run is estimated with FSDP too: figures of two frameworks would not show the cost of sharding.
     plain, *sharded = Planner(planner.model, planner.cluster, job).evaluate([layout, *_ways(layout)])
     fitting = [planned for planned in sharded if run.fits(planned)]
     chosen = min(fitting or sharded, key=lambda planned: planned.expected_s if fitting else planned.memory_bytes)
@@ -71,7 +71,7 @@ def sharded_elsewhere(run: DiagnosisInput) -> Remedy | None:
 
 
 def _ways(layout: Layout) -> Iterator[Layout]:
-    """Yield the sharded layouts, the run's own micro-batch and all that need less."""
+    """Yield the sharded layouts with the run's own micro-batch and smaller ones."""
     for size in divisors(layout.micro_batch):
         whole = replace(layout, zero=3, micro_batch=size)
         yield whole
@@ -83,12 +83,11 @@ SHARDED = {1: "the optimizer is", 2: "optimizer and gradients are", 3: "optimize
 
 
 def remedies(run: DiagnosisInput) -> tuple[Remedy, ...]:
-    """Return each way, whether it fits or not; those that fit come first, the quickest of them first."""
+    """Return each way, whether it fits or not; those that fit come first, the fastest of them first."""
     layout = run.layout
+    smaller = (replace(layout, micro_batch=size) for size in divisors(layout.micro_batch)[:-1])
     found = [
-        _remedy(
-            run, "more micro-batches", _more_micro_batches(layout), f"the micro-batch is {layout.micro_batch} already"
-        ),
+        _remedy(run, "more micro-batches", smaller, f"the micro-batch is {layout.micro_batch} already"),
         _remedy(run, "recomputation", _recomputed(run), "every layer is recomputed already"),
         sharded_elsewhere(run) or _remedy(run, "sharding", _sharded(run), _why_not_sharded(layout)),
         _remedy(run, "tensor parallelism", _wider(run), _why_not_wider(run)),
@@ -100,7 +99,7 @@ def _remedy(run: DiagnosisInput, name: str, layouts: Iterator[Layout], why_none:
     offered = list(layouts)
     legal = run.legal(offered)
     if not legal:
-        # The rule that forbids it says why: mostly one that the run itself breaks.
+        # The reason is the rule that forbids it, mostly one that the run itself breaks.
         why_not = run.refusal(offered[0]) if offered else None
         return Remedy(name=name, change="", planned=None, fits=False, cost=None, why_not=why_not or why_none)
     fitting = [planned for planned in legal if run.fits(planned)]
@@ -108,11 +107,6 @@ def _remedy(run: DiagnosisInput, name: str, layouts: Iterator[Layout], why_none:
     cost = (run.step_s(chosen) if fitting else chosen.roomy_s) / run.planned.roomy_s - 1
     change = changes(run.layout, chosen.layout)
     return Remedy(name=name, change=change, planned=chosen, fits=bool(fitting), cost=cost)
-
-
-def _more_micro_batches(layout: Layout) -> Iterator[Layout]:
-    for size in divisors(layout.micro_batch)[:-1]:
-        yield replace(layout, micro_batch=size)
 
 
 def _recomputed(run: DiagnosisInput) -> Iterator[Layout]:
@@ -142,7 +136,7 @@ def _why_not_sharded(layout: Layout) -> str:
 
 
 def _wider(run: DiagnosisInput) -> Iterator[Layout]:
-    """Yield more tensor parallelism, layout the expense of data parallelism, where NVLink reaches."""
+    """Yield more tensor parallelism at the expense of data parallelism, within NVLink."""
     layout = run.layout
     for factor in divisors(layout.dp)[1:]:
         if layout.tp * factor <= run.cluster.fast_domain:

@@ -1,4 +1,4 @@
-"""Layouts that the planner finds faster than the run, without a cause of their own: one change away, or several."""
+"""Layouts that the planner predicts to be faster, without a cause of their own: one change away, or several."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.presets.formats import FRAMEWORKS, writable
 
 LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
-"""More than for what has a cause of its own: a plan is less sure of layouts the farther they are from the run."""
+"""Least gains, above those of advice with a cause: a plan is less certain the farther a layout is from the run."""
 TOP = 64
-"""Of the fastest layouts, among which some are wanted and fit."""
+"""Number of the fastest layouts to look at."""
 SECONDS = "seconds a step"
 
 
 def single_change(run: DiagnosisInput) -> Advice | None:
-    """Advise the fastest layout one change away, where it is worth a try."""
+    """Advise the fastest layout one change away, where it gains enough."""
     better = run.worthwhile(run.neighbours(), least_gain=LEAST_SINGLE_GAIN)
     number = run.step_s(better) if better else 0.0
     finding = f"the step ({run.planned.bound}) is predicted to be shorter with one size changed"
@@ -50,15 +50,15 @@ def fastest_planned(
     is_wanted: Callable[[Layout], bool] = lambda layout: True,
     at_most_s: float = math.inf,
 ) -> PlannedLayout | None:
-    """Return the fastest layout of all that fits; tensor parallelism inside NVLink where that goes."""
+    """Return the fastest layout that fits, with tensor parallelism inside NVLink where possible."""
     inside = SearchSpace().tensor_within(run.cluster.fast_domain)
-    # A run that goes well inside NVLink is not advised to leave it.
+    # A run inside NVLink is not advised to leave it.
     may_leave = run.layout.tp > run.cluster.fast_domain or math.isinf(at_most_s)
     for space in (inside, SearchSpace()) if may_leave else (inside,):
         framework = run.planner.job.framework.name
         sayable = writable(replace(space, pinned=pinned or {}), run.origin.emit, framework)
         top = TOP + len(run.origin.tried)
-        # The fastest may all take more than the study may: then slower ones that take less are looked at.
+        # Where the fastest all exceed the study's memory limit, slower ones that need less are looked at.
         fitting = run.planner.fastest(
             run.layout.global_batch,
             lambda planned: planned.layout not in run.origin.tried and is_wanted(planned.layout) and run.fits(planned),
@@ -73,7 +73,7 @@ def fastest_planned(
 
 
 def emit_command(run: DiagnosisInput, layout: Layout) -> str:
-    """Return the command that writes a layout down, or nothing where it cannot be said in one."""
+    """Return the command that writes a layout, or an empty text where there is none."""
     planner, form = run.planner, run.origin.emit
     job, model = planner.job, _model(run)
     machines = f"{run.cluster.gpu.name}x{layout.num_gpus}"
@@ -94,7 +94,7 @@ def emit_command(run: DiagnosisInput, layout: Layout) -> str:
 
 
 def _model(run: DiagnosisInput) -> str:
-    """Return a name that loads the model again; a shape that a command spells out has none."""
+    """Return a name that loads the model; a shape that a command spells out has none."""
     model = run.planner.model
     if model.name in known_models() and catalog_model(model.name) == model:
         return model.name
@@ -102,7 +102,7 @@ def _model(run: DiagnosisInput) -> str:
 
 
 def _is_catalogued(run: DiagnosisInput) -> bool:
-    """Tell whether the catalog has such nodes; how their GPUs are linked is nothing that a file says."""
+    """Tell whether the catalog has such nodes; a file does not say how their GPUs are linked."""
     try:
         known = catalog_cluster(run.cluster.gpu.name, run.cluster.num_gpus)
     except UsageError:

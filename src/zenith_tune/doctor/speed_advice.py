@@ -22,13 +22,13 @@ from zenith_tune.units import format_bytes
 
 STEP_SHARE = "share of a step"
 LEAST_SHARE = 0.1
-"""Of a step: what takes less is not named as a cause."""
+"""Least share of a step that is named as a cause."""
 IMPLICIT_DEFAULT = "implicit_default"
 SLOW_TENSOR_LINK = "slow_tensor_link"
 
 
 def implicit_default(run: DiagnosisInput) -> Iterator[Advice]:
-    """Yield what stating a size brings, whatever its sign: the run is not the one that was meant."""
+    """Yield the gain of stating a size, even a loss: the run is not the one that was meant."""
     for unasked in run.origin.unasked:
         change: dict[str, Any] = {unasked.name: unasked.meant}
         for meant in run.fitting([replace(run.layout, **change)]):
@@ -44,12 +44,12 @@ def implicit_default(run: DiagnosisInput) -> Iterator[Advice]:
 
 
 def implicit_default_lines(run: DiagnosisInput) -> Iterator[str]:
-    """Yield the same where no plan stands behind it."""
+    """Yield the finding of each default size, without a plan."""
     yield from (f"{unasked.finding}: {unasked.hint}" for unasked in run.origin.unasked)
 
 
 LEAST_SAVING = 0.03
-"""Work that a larger micro-batch must save to be the cause of what it gains."""
+"""Least share of the work that a larger micro-batch must save to be named as the cause."""
 ALL_BUT = 0.01
 
 
@@ -59,7 +59,7 @@ def small_micro_batch(run: DiagnosisInput) -> Advice | None:
     sizes = [size for size in divisors(layout.global_batch // layout.dp) if size > layout.micro_batch]
     fitting = run.fitting(replace(layout, micro_batch=size) for size in sizes)
     best = max((run.gain(each) for each in fitting), default=0.0)
-    # The smallest that is all but as fast: what is larger takes memory for nothing.
+    # The smallest that is nearly as fast: larger ones only take memory.
     better = next((each for each in fitting if run.gain(each) >= best - ALL_BUT), run.planned)
     saved = 1 - _work_s(better) / _work_s(run.planned)
     if saved < LEAST_SAVING:
@@ -72,7 +72,7 @@ def small_micro_batch(run: DiagnosisInput) -> Advice | None:
 
 
 def _work_s(planned: PlannedLayout) -> float:
-    """Return the seconds of a step that are work, and not waiting or sending."""
+    """Return the seconds of a step that are work rather than waiting or sending."""
     return sum(planned.time_parts.get(name, 0.0) for name in ("compute", "recompute", "overhead"))
 
 
@@ -85,19 +85,19 @@ def slow_tensor_link(run: DiagnosisInput) -> Advice | None:
 
 
 def slow_tensor_message(run: DiagnosisInput) -> str | None:
-    """Return what tensor parallelism beyond NVLink takes, and whether it goes over nodes; None where it does not."""
+    """Return the cost of tensor parallelism beyond NVLink, and its link; None where it stays within."""
     layout, cluster = run.layout, run.cluster
     if layout.tp <= cluster.fast_domain:
         return None
     nodes = -(-layout.tp // cluster.gpus_per_node)
     where = f"NVLink joins {cluster.fast_domain} GPUs" if cluster.fast_domain > 1 else "no NVLink joins the GPUs"
     link, way = (cluster.network, f"over {nodes} nodes") if nodes > 1 else (cluster.node_link, "over a slow link")
-    over = f"{where}, TP{layout.tp} goes over {link.bytes_per_s / 1e9:g} GB/s"
+    over = f"{where}, TP{layout.tp} runs over {link.bytes_per_s / 1e9:g} GB/s"
     return f"{run.share('tp'):.0%} of a step is tensor parallelism {way}: {over}"
 
 
 def _inside(layout: Layout, size: int) -> Iterator[Layout]:
-    """Yield smaller sizes, the ranks that they free going to the pipeline, to data parallelism or to both."""
+    """Yield smaller sizes, with the freed ranks in the pipeline, in data parallelism or in both."""
     for tp in (tp for tp in divisors(layout.tp) if tp <= size):
         for stages in divisors(layout.tp // tp):
             sequence_parallel = layout.sequence_parallel and tp > 1
@@ -127,13 +127,13 @@ def _traffic(run: DiagnosisInput) -> str:
     layout, link = run.layout, f"over {_data_link(run).bytes_per_s / 1e9:g} GB/s"
     if layout.zero == 3:
         many = layout.num_micro_batches
-        when = f"anew for each of their {many} micro-batches" if many > 1 else "for their one micro-batch"
+        when = f"again for each of their {many} micro-batches" if many > 1 else "for their one micro-batch"
         return f"{layout.dp} ranks gather the weights {when}, {link}"
     return f"{layout.dp} ranks sum their gradients, {link}"
 
 
 def _data_link(run: DiagnosisInput) -> LinkSpec:
-    """Return the slowest link between data-parallel ranks, which are as far apart as any."""
+    """Return the slowest link between data-parallel ranks, which span all GPUs."""
     cluster, num_gpus = run.cluster, run.layout.num_gpus
     if num_gpus <= cluster.fast_domain:
         return cluster.fast_link
@@ -169,11 +169,12 @@ def pipeline_bubble(run: DiagnosisInput) -> Advice | None:
         return None
     better, caution = run.fastest(_smaller_bubble(run)), ""
     if better is None:
-        better = run.fastest(_larger_batches(layout))
+        larger = replace(layout, global_batch=layout.global_batch * 2)
+        better = run.fastest([larger] if larger.global_batch <= MAX_BATCH else [])
         caution = "a larger global batch is another training: its learning rate has to follow"
     formula, stages = ("(p-1)/(vm+p-1)", f"{p} stages of {v} chunks") if v > 1 else ("(p-1)/(m+p-1)", f"{p} stages")
-    beside = f"the plan's {run.share('bubble'):.0%} has uneven stages and the rest of the step in it"
-    finding = f"{share:.0%} of a step is pipeline bubble: {formula} with {stages} and {m} micro-batches; {beside}"
+    planned = f"the plan's {run.share('bubble'):.0%} includes uneven stages and the rest of the step"
+    finding = f"{share:.0%} of a step is pipeline bubble: {formula} with {stages} and {m} micro-batches; {planned}"
     return run.advise("pipeline_bubble", better, share, STEP_SHARE, finding, caution=caution)
 
 
@@ -193,17 +194,12 @@ def _smaller_bubble(run: DiagnosisInput) -> Iterator[Layout]:
                 yield replace(smaller, pp=pp)
 
 
-def _larger_batches(layout: Layout) -> Iterator[Layout]:
-    if layout.global_batch * 2 <= MAX_BATCH:
-        yield replace(layout, global_batch=layout.global_batch * 2)
-
-
 def needless_recompute(run: DiagnosisInput) -> Advice | None:
-    """Advise how little recomputation is enough, where the GPUs have the memory to keep more layers."""
+    """Advise the least recomputation, where the GPUs have the memory to keep more layers."""
     layout = run.layout
     if not layout.recompute.startswith("full"):
         return None
-    # Smaller micro-batches keep less: what they lose may be less than what recomputation takes.
+    # Smaller micro-batches keep less, which may cost less than recomputation.
     smaller = (replace(layout, micro_batch=size) for size in divisors(layout.micro_batch)[:-1])
     better = run.fastest(_less_recompute(run, layout)) or run.fastest(
         each for less in smaller for each in _less_recompute(run, less)
@@ -223,17 +219,17 @@ def _less_recompute(run: DiagnosisInput, layout: Layout) -> Iterator[Layout]:
 
 CORE = "core_attn"
 LEAST_SAVED = 0.03
-"""Of the GPU's memory: recomputation that frees this much or more is not idle."""
+"""Least share of the GPU's memory that recomputation frees without being idle."""
 LEAST_FREE_GAIN = 0.003
 
 
 def idle_recompute(run: DiagnosisInput) -> Advice | None:
-    """Advise to leave out the recomputation of attention's core beside flash attention, which keeps none of it.
+    """Advise against recomputing attention's core with flash attention, which keeps none of it.
 
     Megatron-LM warns of it; in its issue 1225 selective recomputation saved 0.6 of 25 GB.
     """
     layout, modules = run.layout, run.recompute_modules or (CORE,)
-    own_meaning = run.planner.job.framework.selective_share  # frameworks whose "selective" is not that of Megatron
+    own_meaning = run.planner.job.framework.selective_share  # "selective" differs from Megatron's there
     if layout.recompute != "selective" or not layout.flash_attention or own_meaning or modules != (CORE,):
         return None
     (without,) = run.planner.evaluate([replace(layout, recompute="none")])
@@ -241,6 +237,6 @@ def idle_recompute(run: DiagnosisInput) -> Advice | None:
     if not run.fits(without) or saved >= LEAST_SAVED * without.capacity_bytes:
         return None
     what = f"{run.share('recompute'):.1%} of a step recomputes the core of attention"
-    finding = f"{what} and saves {format_bytes(saved)}: flash attention keeps none of it anyhow"
+    finding = f"{what} and saves {format_bytes(saved)}: flash attention keeps none of it"
     better = run.worthwhile([without], least_gain=LEAST_FREE_GAIN)
     return run.advise("idle_recompute", better, saved, "bytes saved", finding)

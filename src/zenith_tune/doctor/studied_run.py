@@ -1,4 +1,4 @@
-"""The run that a target names: the trial of a study that says most of the job, a log, or a command."""
+"""The run that a target names: the most informative trial of a study, a log, or a command."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.doctor.diagnosed_run import (
+    OF_ANOTHER_RELEASE,
     DiagnosedRun,
     Measured,
     RunHints,
@@ -45,7 +46,7 @@ def find_run(
         try:
             return from_named_study(str(target), hints, db=db, output_dir=output_dir)
         except (StudyError, UnknownNameError):
-            if not target.suffix and len(target.parts) == 1:  # no name that a file would have
+            if not target.suffix and len(target.parts) == 1:  # not the name of a file
                 raise
     return from_log(target, command, hints)
 
@@ -79,7 +80,7 @@ def from_named_study(
 
 
 def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
-    """Read the run where the study ran, so that the scripts of a relative command are found."""
+    """Read the run in the study's working folder, so that the scripts of a relative command are found."""
     here = str(study.get("working_folder") or "")
     if not Path(here).is_dir():  # the study may be of another machine
         here = ""
@@ -92,7 +93,7 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | Unp
 
 
 def _from_anywhere(value: Any) -> Any:
-    """Return what the user says of a file as its whole path, and all else as it is."""
+    """Return the absolute path of a file that exists, and anything else unchanged."""
     return str(Path(value).absolute()) if isinstance(value, str) and os.path.lexists(value) else value
 
 
@@ -148,7 +149,7 @@ def _name(trial: Json) -> str:
 
 
 def _memory_limit(study: Json) -> float | None:
-    """Return what the study may take of a GPU's memory, where it was given a limit."""
+    """Return the study's limit of a GPU's memory, where it has one."""
     search = study.get("search")
     return positive(search.get("memory_limit_bytes")) if isinstance(search, dict) else None
 
@@ -164,12 +165,7 @@ def _run_of_trial(name: str, args: Json, command: str, params: Json, folder: Pat
         return run_of_point(preset, name, command, params)
     except UsageError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-        ArithmeticError,
-    ) as error:  # a study of another release, or one that was edited
+    except OF_ANOTHER_RELEASE as error:  # or of a study that was edited
         problem = f"study {str(folder)!r} must have trials of the preset {name!r}, but their parameters are of another"
         raise UsageError(f"{problem} ({type(error).__name__}: {error})", hint="give another study") from None
 
@@ -188,7 +184,7 @@ def _study(folder: Path) -> Json:
 
 
 def _informative_trial(study: Json) -> Json | None:
-    """Return the trial that says most: the fastest, else the first that ran out of memory; None where all failed."""
+    """Return the most informative trial: the fastest, else the first out of memory; None where all failed."""
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
     base, best = study.get("baseline"), study.get("best")
     gain = study.get("gain")

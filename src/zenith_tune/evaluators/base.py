@@ -14,23 +14,23 @@ from zenith_tune.registry import Registry, construct
 from zenith_tune.study.parameters import Direction, Value
 
 BATCH = "global_batch_size"
-"""Under `extra`: the samples of a step, where the log tells."""
+"""The samples of a step, under `extra`."""
 
 
 class OtherSettingsError(ValueError):
-    """Report a run that says it trained with other settings than its trial was given; it has no value."""
+    """A run without a value, since it trained with other settings than its trial was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Hold what one log says: the value, and what stands behind it."""
+    """The value of one log, with its spread and other figures."""
 
     value: float
     unit: str = ""
     spread: float | None = None
     """Relative spread of the value over steady iterations: 0.01 is 1%."""
     drift: float | None = None
-    """How far some successive iterations were off the median of all, relatively; None of too few."""
+    """Relative distance of some successive iterations from the median of all; None for too few."""
     num_samples: int | None = None
     step_s: float | None = None
     peak_memory_bytes: int | None = None
@@ -39,17 +39,17 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Hold what the log of a trial that still runs says."""
+    """The iterations so far of a trial that still runs."""
 
     values: Sequence[float]
     """The value of each steady iteration, in order."""
     value: float | None = None
-    """What `measure` would return by now; None: their median."""
+    """The value that `measure` would return by now; None: the median."""
     num_iterations: int
-    """How many iterations were run, warm-up included."""
+    """Iterations so far, warm-up included."""
     unit: str = ""
     peak_memory_bytes: int | None = None
-    """The most memory so far, where the log tells."""
+    """Peak memory so far, where the log shows it."""
 
     @property
     def latest(self) -> float | None:
@@ -60,7 +60,7 @@ class Progress:
 
 
 class TuningEvaluator(ABC):
-    """Read a trial's value from its log.
+    """The contract of an evaluator, which reads a trial's value from its log.
 
     >>> class LastNumber(TuningEvaluator):
     ...     def evaluate(self, stdout, metadata):
@@ -71,7 +71,7 @@ class TuningEvaluator(ABC):
 
     direction: Direction = Direction.MINIMIZE
     objectives: ClassVar[Mapping[str, Direction]] = {}
-    """What `--objective NAME` may choose, where an evaluator can read several values."""
+    """Names for `--objective`, where an evaluator can read several values."""
 
     @abstractmethod
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
@@ -85,13 +85,13 @@ class TuningEvaluator(ABC):
         raise UnknownNameError("objective", name, self.objectives)
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the value together with its spread, step time and memory, where the log tells."""
+        """Return the value together with its spread, step time and memory, where the log shows them."""
         return Measurement(value=self.evaluate(stdout, metadata))
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
-        """Return the steady iterations so far of a trial that still runs, or None where it is too early to tell.
+        """Return the steady iterations so far of a trial that still runs, or None where there are none yet.
 
-        The log may end in the middle of a line. An evaluator without this method has trials that run to their end.
+        The log may end in the middle of a line. Without this method trials run to their end.
         """
         return None
 
@@ -145,7 +145,7 @@ def choose_evaluator(
 ) -> TuningEvaluator:
     """Return the evaluator that is given or named, else the preset's `own`, at `objective` where one is named.
 
-    `defaults` stand in for arguments of a named evaluator that are not given.
+    `defaults` are used for arguments of a named evaluator that are not given.
     """
     if isinstance(evaluator, str):
         cls = EvaluatorRegistry.get(evaluator)

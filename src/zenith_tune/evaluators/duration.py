@@ -12,7 +12,7 @@ from zenith_tune.study.parameters import Direction
 
 @EvaluatorRegistry.register("duration")
 class DurationEvaluator(TuningEvaluator):
-    """Take the seconds that the command ran, start-up included.
+    """The seconds that the command ran, start-up included.
 
     >>> DurationEvaluator().evaluate("", {"duration": 12.5})
     12.5

@@ -1,62 +1,6 @@
-"""When a trial has shown enough: its value is known, or it surely cannot beat the best.
+"""When a trial has shown enough: its value is known, or it almost certainly cannot beat the best.
 
-What is known before its first iteration is the noise of the study: the median of the spreads that the earlier trials
-showed, weighted by their samples, with a default of 1.5% that counts for as much as five samples (`study_noise`). It
-stands beside the samples of this trial as if it were four degrees of freedom more of them, so that few iterations that
-happen to agree are not taken for a quiet run, and a quiet study needs few. Ten samples speak for themselves.
-
-Known. The middle of the steady iterations has a confidence interval of at most 1% to either side: the fixed-width
-sequential interval of Chow and Robbins 1965, Ann. Math. Stat. 36. Of fewer than ten samples both must be that narrow:
-the interval with the study's noise, and the one of this trial's samples alone, since it may be noisier than those
-before it. Looking after every iteration gives chance as many chances: the error that a single look may make falls with
-the samples, as 8 (1 - confidence) / n, and is less by (n / 10)^2 where there are fewer than ten. Both were found by
-simulation and hold the stated confidence of 90%: of a hundred trials at most ten are ended with a median more than 1%
-off the true one, whatever the noise and whatever the study's noise was: normal, log-normal, exponential, heavy-tailed,
-contaminated (`tests/evaluators/test_early_stop_coverage.py`). Of the trials that were ended, 90 in 100 are within 1%
-where the run is long enough for its noise; where it is not, few are ended, and those more by chance. Iterations that
-take after one another are allowed for up to a point: with a correlation of 0.6, 95 in 100 are within 1% at a noise of
-1%; at 2% few are ended in 60 iterations, and 76 in 100 of these; with a correlation of 0.9, 72 in 100.
-
-It waits all the same
-- for 20 samples, until the study has shown that its runs do not drift: in each earlier trial of ten samples or more,
-  the mean of any five successive ones was within the precision of the median (`study_drift`). Chosen by half of the
-  runs of Megatron-LM's functional tests, most of which drift by some percent within 50 iterations;
-- while the iterations show a trend: the halves differ by more than one and a half times the precision; or by more than
-  a tenth of it, and Spearman's rank correlation with time (Daniels 1950, J. R. Stat. Soc. B 12) is larger than what
-  chance gives one time in five;
-- while a single iteration moves the mean by more than the precision, such as one that waited for an evaluation or a
-  checkpoint.
-
-A stall, a drift or a step that begins after the trial was ended is not seen. What is judged is the value that the
-trial is recorded with: where stalls recur, that counts them (`steady.py`), and so must the value that is compared.
-
-Behind. The optimistic end of a one-sided interval of 99.9% is behind the best by more than the precision; the noise of
-the study is taken to be at least 5% there, since a single noisy trial in a quiet study must not be thrown away. And it
-is no warm-up: the iterations show no trend to the better, and one that would close the gap with a time constant of 20
-iterations, a twentieth of it in each, is excluded with the same 99.9%. Such a value is truthful, but less exact.
-
-Where the middle of noisy iterations lies, and how well that is known.
-
-The middle third of the samples is averaged: the mean of what is left when a third is cut off at each end. It lies close
-to the median, whose few slow outliers it ignores as well, but has a standard error that a dozen samples can tell. Of
-fewer than ten samples less is cut off, so that they tell of a noise that the study has not seen before.
-
-    n       samples
-    g       samples cut off at each end: a third; of fewer than ten samples, a third of those beyond three
-    s_w     standard deviation of the samples with the cut ones set to their nearest kept neighbour
-    r       correlation of one iteration with the next, never below 0
-    s_n     relative noise of the study, nu_0 degrees of freedom
-    se      s_w / ((1 - 2 g / n) sqrt(n)), at n - 2 g - 1 degrees of freedom
-            Tukey and McLaughlin 1963, Less vulnerable confidence and significance procedures, Sankhya A 25
-    se_n    sqrt(pi / 2) s_n / sqrt(n), of the median of normal samples: the value that a trial is recorded with
-    pooled  sqrt((nu_0 se_n^2 + nu se^2) / (nu_0 + nu)), the scaled inverse chi-squared posterior of a normal variance
-            Gelman et al. 2013, Bayesian Data Analysis, 2.6
-    n_eff   n (1 - r) / (1 + r), independent samples worth as much as n that follow one another
-            Bayley and Hammersley 1946, The effective number of independent observations, J. R. Stat. Soc. Suppl. 8
-
-Student's t distribution, as far as a confidence interval needs it.
-
-The probability is the finite series of Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+The method, its sources and what it was checked against are in docs/study.md, "How early stopping decides".
 """
 
 from __future__ import annotations
@@ -78,7 +22,7 @@ from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Trial
 
 _IS_NORMAL = 1000
-"""Degrees of freedom from which the distribution is taken for the normal one: they differ by less than 0.1%."""
+"""Degrees of freedom from which the normal distribution is used: they differ by less than 0.1%."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,7 +44,7 @@ def critical_t(error: float, dof: int) -> float:
 
 
 def _inside(t: float, dof: int) -> float:
-    """Return the probability that |T| is at most `t`: A(t|dof) in Abramowitz and Stegun."""
+    """Return the probability that |T| is at most `t`: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(dof))
     is_odd = dof % 2 == 1
     term = math.cos(angle) if is_odd else 1.0
@@ -113,20 +57,20 @@ def _inside(t: float, dof: int) -> float:
 
 _MAX_CORRELATION = 0.9
 _MEDIAN_VARIANCE = math.pi / 2
-"""Of the median of many normal samples, in variances of their mean."""
+"""Variance of the median of many normal samples, in variances of their mean."""
 _FEW = 10
-"""Samples below which their middle third is too few to tell a spread by, and chance makes them agree too often."""
+"""Samples below which a middle third is too few for a spread, and chance makes them agree too often."""
 PRIOR_DOF = 4
-"""How many degrees of freedom the study's noise is worth."""
+"""Degrees of freedom of the study's noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Hold the middle of some samples, and how well they tell it."""
+    """The middle of some samples, and how well it is known."""
 
     centre: float
     variance: float
-    """Of the centre, times the number of independent samples."""
+    """Variance of the centre, times the number of independent samples."""
     dof: int
     num_independent: float
 
@@ -136,11 +80,11 @@ class Location:
         return math.sqrt(self.variance / self.num_independent)
 
     def half_width(self, error: float) -> float:
-        """Return how far the truth lies from the centre at most, but for a probability of `error`."""
+        """Return the half-width of the confidence interval that misses the truth with probability `error`."""
         return critical_t(error, self.dof) * self.standard_error
 
     def with_prior(self, noise: float) -> Location:
-        """Return the same with a relative noise known beforehand; never less noise than the samples show."""
+        """Return the location with a relative noise known beforehand; never less noise than the samples show."""
         prior = _MEDIAN_VARIANCE * (noise * self.centre) ** 2
         pooled = (PRIOR_DOF * prior + self.dof * self.variance) / (PRIOR_DOF + self.dof)
         return replace(self, variance=max(pooled, self.variance), dof=PRIOR_DOF + self.dof)
@@ -171,7 +115,7 @@ def locate(values: Sequence[float]) -> Location:
 
 
 def _correlation(values: Sequence[float], ordered: Sequence[float]) -> float:
-    """Return how much an iteration takes after the one before, from 0 to 0.9; outliers count as mild ones."""
+    """Return the correlation of an iteration with the next, from 0 to 0.9; outliers count as mild ones."""
     cut = len(values) // 6
     low, high = ordered[cut], ordered[-1 - cut]
     mild = [low if value < low else high if value > high else value for value in values]
@@ -179,7 +123,7 @@ def _correlation(values: Sequence[float], ordered: Sequence[float]) -> float:
     off = [value - mean for value in mild]
     total = sum(map(operator.mul, off, off))
     shared = sum(map(operator.mul, off, off[1:]))
-    # Of independent samples the estimate is -1/n on average.
+    # The estimate is -1/n on average for independent samples.
     found = shared / total + 1 / len(values) if total else 0.0
     return min(max(found, 0.0), _MAX_CORRELATION)
 
@@ -187,7 +131,7 @@ def _correlation(values: Sequence[float], ordered: Sequence[float]) -> float:
 def rank_trend(values: Sequence[float]) -> float:
     """Return Spearman's rank correlation with time, in standard deviations of what chance gives.
 
-    Of samples without a trend it is close to a standard normal number, whatever their distribution.
+    Without a trend it is close to a standard normal number, whatever the distribution of the samples.
 
     >>> round(rank_trend([1.0, 2.0, 3.0, 4.0, 10.0]), 3), rank_trend([7.0] * 5)
     (2.0, 0.0)
@@ -201,7 +145,7 @@ def rank_trend(values: Sequence[float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each sample from 0; equal ones share the mean of theirs."""
+    """Return the rank of each sample from 0; equal ones have their mean rank."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     start = 0
@@ -214,11 +158,11 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 DEFAULT_NOISE = 0.015
-"""What a trial is taken to be as noisy as, before the study has seen any."""
+"""Relative noise of a trial, before the study has seen any."""
 _DEFAULT_WEIGHT = PRIOR_DOF
 # Croux and Rousseeuw 1992, Time-efficient algorithms for two highly robust estimators of scale, Compstat 1.
 _SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-"""By how much the median absolute deviation of so many samples falls short."""
+"""Corrections of the median absolute deviation, by number of samples."""
 
 
 def study_noise(trials: Iterable[Trial]) -> float:
@@ -232,7 +176,7 @@ def study_noise(trials: Iterable[Trial]) -> float:
     seen = [(DEFAULT_NOISE, _DEFAULT_WEIGHT)]
     for trial in trials:
         num = trial.num_samples or 0
-        # Of several runs, the spread is the one between them.
+        # The spread of several runs is the one between them.
         if trial.spread is not None and num > 1 and trial.num_runs == 1:
             seen.append((trial.spread * _SMALL_SAMPLE.get(num, num / (num - 0.8)), num - 1))
     seen.sort()
@@ -246,30 +190,30 @@ def study_drift(trials: Iterable[Trial]) -> float | None:
 
 
 MIN_KNOWN = 4
-"""Of fewer samples a trend cannot be seen."""
+"""Fewest samples of a known value: with fewer, a trend cannot be seen."""
 MIN_KNOWN_DRIFTING = 20
-"""The same in a study whose runs drift, or that has not shown that they do not."""
+"""Fewest samples of a known value where runs drift, or have not been shown not to."""
 MIN_BEHIND = 2
 _LOOKS = 8
-"""How many times the error of the whole, divided by the number of samples, a single look may make."""
+"""Error of a single look, in errors of the whole divided by the number of samples."""
 _NOISY_TRIAL = 0.05
-"""How noisy a trial may be without being thrown away for it, in however quiet a study."""
+"""Noise that a trial may have without being ended for it, in however quiet a study."""
 _TREND = 1.28
-"""Standard deviations of a rank correlation that chance exceeds one time in five."""
+"""Rank correlation, in standard deviations, that chance exceeds one time in five."""
 _GETS_BETTER = 1.0
-"""The same where a trial may be behind, one time in six: of two samples, any change to the better."""
+"""Rank correlation that counts as getting better where a trial may be behind: chance exceeds it one time in six."""
 _HALVES_AGREE = 0.1
 _HALVES_DIFFER = 1.5
 _WARM_UP_ITERATIONS = 20
-"""The time constant of the slowest warm-up that a slow trial is not to be mistaken for."""
+"""Time constant of the slowest warm-up that is not to be mistaken for a slow trial."""
 _QUIETEST = 0.005
-"""How quiet a trial is taken to be at most when a warm-up is excluded: two or three samples may agree by chance."""
+"""Least noise that is assumed when a warm-up is excluded: two or three samples may agree by chance."""
 MAX_PRECISION = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStop:
-    """Decide from the steady iterations so far whether a trial may end.
+    """A rule for when a trial may end, by its steady iterations so far.
 
     >>> steady = Progress(values=[100.0, 100.2, 99.9, 100.1, 100.0], num_iterations=7)
     >>> EarlyStop().judge(steady, best=None, direction=Direction.MINIMIZE, noise=0.002)
@@ -279,11 +223,11 @@ class EarlyStop:
     """
 
     precision: float = 0.01
-    """Relative: 0.01 is 1%."""
+    """Relative precision of a known value: 0.01 is 1%."""
     confidence: float = 0.90
-    """How many trials are not ended with a value that is further off than the precision, at least."""
+    """Least share of trials that are not ended with a value further off than the precision."""
     sure: float = 0.999
-    """How sure it must be that a trial is behind the best."""
+    """Confidence that a trial is behind the best."""
 
     def __post_init__(self) -> None:
         # Written so that NaN is refused too.
@@ -346,33 +290,27 @@ class EarlyStop:
     def _is_behind(
         self, values: Sequence[float], location: Location, best: float, direction: Direction, noise: float
     ) -> bool:
-        # The errors of looks after 2, 3, 4 ... samples add up to more than 1 - sure, but the first are hardly made: few
-        # trials are as noisy as is assumed here.
+        # The errors of looks after 2, 3, 4 ... samples add up to more than 1 - sure, but the first are hardly made,
+        # since few trials are as noisy as is assumed here.
         error = min(_LOOKS / len(values) ** 2, 1) * (1 - self.sure)
         reach = location.with_prior(max(noise, _NOISY_TRIAL)).half_width(2 * error)
         sign = 1 if direction is Direction.MINIMIZE else -1
         gap = sign * (location.centre - best)
         if gap - reach <= self.precision * best or sign * rank_trend(values) <= -_GETS_BETTER:
             return False
-        fall = -sign * _slope(values)
+        fall = -sign * statistics.linear_regression(range(len(values)), values).slope
         prior = location.with_prior(max(noise, _QUIETEST))
         unsure = critical_t(2 * (1 - self.sure), prior.dof) * _slope_error(prior, len(values))
         return fall + unsure < gap / _WARM_UP_ITERATIONS
 
 
-def _slope(values: Sequence[float]) -> float:
-    """Return by how much the samples grow from one to the next, by least squares."""
-    times = range(len(values))
-    return statistics.linear_regression(times, values).slope
-
-
 def _slope_error(location: Location, num: int) -> float:
-    """Return the standard error of that slope, for noise whose median has this variance."""
+    """Return the standard error of a least-squares slope over `num` samples, for noise whose median is so located."""
     return math.sqrt(location.variance / _MEDIAN_VARIANCE * 12 / (num**3 - num))
 
 
 def _largest_pull(values: Sequence[float]) -> float:
-    """Return how far, relatively, one sample moves the mean by itself; as a time or as a rate, whichever is more."""
+    """Return how far, relatively, a single sample moves the mean, as a time or as a rate, whichever is more."""
     middle = statistics.median(values)
     return max(max(values) / middle - 1, middle / min(values) - 1) / len(values)
 

@@ -12,24 +12,24 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.regex import SELECTORS, RegexEvaluator
+from zenith_tune.evaluators.steps import read_number
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import lines_of
 
 PREFIX = "json:"
 _RATE = re.compile(r"per_?s(ec(ond)?)?(?![a-z])|/s(ec)?$|throughput|tflops|mfu|speed", re.IGNORECASE)
-"""What is better the larger it is, unless the user says otherwise."""
+"""Names of numbers that are maximized unless the user says otherwise."""
 MOST_NAMED = 12
 _KEY = re.compile(r"[\w./ -]{1,200}")
 
 
 @EvaluatorRegistry.register("json")
 class JsonEvaluator(RegexEvaluator):
-    """Read a number by its name from the objects that a program prints, one to a line; dots lead into inner objects.
+    """A number by its name in the objects that a program prints, one per line; dots lead into inner objects.
 
-    What stands before the object does not matter, and an object may be Python's own, as the Trainer of Hugging Face
-    prints it. Rates are maximized, everything else minimized, unless `direction` says otherwise.
+    Text before the object does not matter, and it may be a dict of Python, as Hugging Face's Trainer prints it. Rates
+    are maximized, everything else minimized, unless `direction` says otherwise.
 
     >>> JsonEvaluator("tokens_per_s").evaluate('INFO {"step": 1, "tokens_per_s": 512.0}', {})
     512.0
@@ -50,7 +50,7 @@ class JsonEvaluator(RegexEvaluator):
         return f"{self.pattern}, {self.selector}, {self.direction}"
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the value, or raise ValueError with the names that the log has where it is not there."""
+        """Return the value, or raise ValueError with the names that the log has instead."""
         try:
             return super().evaluate(stdout, metadata)
         except ValueError as error:
@@ -58,7 +58,7 @@ class JsonEvaluator(RegexEvaluator):
             raise ValueError(f"{error}; the log has {', '.join(names)}" if names else str(error)) from None
 
     def _found(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the numbers as they are written; what is no number is left to be refused."""
+        """Yield the values as they are written, whether numbers or not."""
         last = self.key.rpartition(".")[2]
         for line in lines:
             if last not in line or (begin := line.find("{")) < 0:
@@ -94,7 +94,7 @@ def _object(text: str) -> Any:
         pass
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of `1and`, which is no matter of the user's
+            warnings.simplefilter("ignore", SyntaxWarning)  # for text such as `1and`
             return ast.literal_eval(text[: text.rfind("}") + 1])
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None

@@ -14,15 +14,15 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, Progress, TuningEvaluator
-from zenith_tune.evaluators.iterations import read_number
 from zenith_tune.evaluators.steady import num_warm_up, summarise
+from zenith_tune.evaluators.steps import read_number
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
 
 MOST_CPU_S = 10
-"""Megabytes of log take a second or two; a pattern that needs more goes through every way to cut a line."""
+"""CPU seconds of a search: megabytes take one or two, a pattern that needs more backtracks without end."""
 _SYNTAX = re.compile(r"\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:[0-9]+,?[0-9]*|,[0-9]*)\}|\{", re.DOTALL)
-"""Escapes, sets, repeats, and braces that are none of these."""
+"""Escapes, sets, repeats, and other braces."""
 _IN_SET = re.compile(r"\\.|\[", re.DOTALL)
 
 SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -34,14 +34,14 @@ SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {
     "median": statistics.median,
 }
 SETTLING = ("last", "median")
-"""Those whose value no longer moves once the numbers are steady: a mean keeps its warm-up, extremes only grow."""
+"""Selectors whose value settles once the numbers are steady: a mean keeps its warm-up, extremes only grow."""
 _QUALITY = re.compile(r"loss|acc|perplexity|ppl|error|score|reward|auc|f1|bleu|rouge|eval|valid", re.IGNORECASE)
-"""What is better the longer a program trains; its value after some iterations is not the one at the end."""
+"""Names of what improves with training; the value after some iterations is not the one at the end."""
 
 
 @EvaluatorRegistry.register("regex")
 class RegexEvaluator(TuningEvaluator):
-    """Find numbers with a pattern of exactly one group, and select one or summarise them.
+    """Numbers that a pattern of exactly one group finds, of which one is selected or all are summarised.
 
     The pattern is searched line by line: `^` and `$` are the ends of a line, a match never spans two lines, and a line
     may hold several. Carriage returns end a line too. A line above 64 KiB is searched in its first and last 32 KiB. A
@@ -105,7 +105,7 @@ class RegexEvaluator(TuningEvaluator):
         return f"regex {self.pattern!r}, {self.selector}, {self.direction}"
 
     def _chosen(self, stdout: str) -> Sequence[str]:
-        """Return what counts, unread: a NaN on the way does not matter to the last value."""
+        """Return the texts that count: a NaN before the last value does not matter."""
         try:
             found = self._found(lines_of(stdout))
             if self.selector == "first":
@@ -120,7 +120,7 @@ class RegexEvaluator(TuningEvaluator):
         end_s = time.thread_time() + MOST_CPU_S
         for line in lines:
             for match in self._compiled.finditer(line, timeout=max(end_s - time.thread_time(), 1e-3)):
-                if match[1] is not None:  # an optional group that took no part in a match has found nothing
+                if match[1] is not None:  # an optional group may have matched nothing
                     yield match[1]
 
     def _number(self, text: str) -> float:
@@ -134,7 +134,7 @@ class RegexEvaluator(TuningEvaluator):
 
 def _compiled(pattern: str) -> Any:
     """Return a pattern that can be searched with a time limit, or say in one line what is wrong with it."""
-    import regex  # here, because only this evaluator pays for its import
+    import regex  # here, so that only this evaluator pays for the import
 
     try:
         num_groups = re.compile(pattern).groups
@@ -148,7 +148,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _for_regex(pattern: str) -> str:
-    """Return re's pattern for the regex package, to which some braces and brackets that re takes literally are syntax.
+    """Return re's pattern for the regex package, where some braces and brackets that are literal in re are syntax.
 
     >>> print(_for_regex(r"a{e} b{2} [[:x] (\\d+)"))
     a\\{e} b{2} [\\[:x] (\\d+)

@@ -1,29 +1,16 @@
-"""The steady state of a training run: which iterations are warm-up, and what the rest says.
+"""The steady state of a training run: which iterations are warm-up, and what the rest shows.
 
-The rule. The first printed sample is dropped whenever there are others: it holds compilation, the first allocations
-and the optimizer's creation. Of the rest, leading samples are dropped while they are more than 10% slower than the
-median of the rest's second half, but never more than half of them. The value is the median of what remains, plus what
-stalls that recur add to an iteration of a long run. The spread is 1.4826 * MAD / median, which equals the relative
-standard deviation of a normal distribution and ignores outliers.
-
-A stall is a stretch of iterations that differ from the median by more than 25% and by more than five spreads, such as
-a garbage collection or a data loader that runs dry. One is taken for an accident and left out; two or more recur and
-count with their share of all iterations. In 574 recorded runs of Megatron-LM's functional tests (2026-11-16), one stall
-in 20 iterations was followed by others in the next 20 in 21 of 100 runs, two in 71 of 100.
-
-A single sample is kept, because it is all there is; its spread is unknown and therefore None, not 0.
+The rule is in docs/study.md, "What the value of a trial is".
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.evaluators.base import Measurement, TuningEvaluator
+from zenith_tune.evaluators.base import Measurement
 from zenith_tune.study.parameters import Direction
 
 SLOWER_IS_WARM_UP = 1.10
@@ -35,29 +22,8 @@ _MIN_DRIFT_SAMPLES = 10
 _STRETCH = 5
 
 
-class SpeedEvaluator(TuningEvaluator):
-    """Read the speed of the steady state, as one of its objectives."""
-
-    def __init__(self, objective: str, **sizes: float | None) -> None:
-        """Take one of the objectives; the sizes that the job is said to have must be at least 1."""
-        if objective not in self.objectives:
-            raise UnknownNameError("objective", objective, self.objectives)
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise UsageError(f"{name} must be at least 1, but got {size}", hint=f"correct {name}")
-        self.objective, self.direction = objective, self.objectives[objective]
-
-    def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
-        return self.measure(stdout, metadata).value
-
-    @abstractmethod
-    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the value with its spread, step time and peak memory."""
-
-
 def summarise(values: Sequence[float], direction: Direction, **others: Any) -> Measurement:
-    """Return what steady samples of a time, or of a rate where larger is better, measure, with its `others`, by name.
+    """Return the measurement of steady samples: a time, or a rate where larger is better; `others` are its fields.
 
     >>> found = summarise([0.42, 0.41, 0.43, 0.42], Direction.MINIMIZE, unit="s")
     >>> found.value, round(found.spread, 3), found.num_samples
@@ -73,7 +39,7 @@ def summarise(values: Sequence[float], direction: Direction, **others: Any) -> M
 
 
 def num_warm_up(seconds: Sequence[float]) -> int:
-    """Return how many leading samples are warm-up, by the rule of this module."""
+    """Return how many leading samples are warm-up."""
     if len(seconds) < 2:
         return 0
     rest = seconds[1:]
@@ -110,7 +76,7 @@ def _stalls(seconds: Sequence[float]) -> float:
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
-    """Return 1.4826 * MAD / median, or None of fewer than two values."""
+    """Return 1.4826 * MAD / median, or None for fewer than two values."""
     if len(values) < 2:
         return None
     middle = statistics.median(values)
@@ -119,7 +85,7 @@ def relative_spread(values: Sequence[float]) -> float | None:
 
 
 def relative_drift(values: Sequence[float]) -> float | None:
-    """Return how far the mean of any five successive values is off the median of all, or None of fewer than ten.
+    """Return how far the mean of any five successive values is off the median of all, or None for fewer than ten.
 
     >>> round(relative_drift([1.0] * 10 + [1.1] * 10), 3), relative_drift([1.0] * 9)
     (0.048, None)

@@ -119,13 +119,14 @@ class SpacePreset(TuningPreset):
 
     def evaluator(self) -> TuningEvaluator:
         # Not at the top: every command loads this module for its separator.
-        from zenith_tune.presets.optimizer_steps import STEP_HOOK, StepEvaluator
+        from zenith_tune.evaluators.hooked_speed import OptimizerStepEvaluator
+        from zenith_tune.hooks.injection import hook_files
         from zenith_tune.presets.trainer.command import starts_python
 
         if not self._command or not starts_python(self._command):
             raise UsageError("--space needs to know what to read from the program's output", hint=OBJECTIVE)
-        self._hook = STEP_HOOK
-        return StepEvaluator(OBJECTIVE)
+        self._hook = hook_files({"optimizer": {}})
+        return OptimizerStepEvaluator(OBJECTIVE)
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return self._hook

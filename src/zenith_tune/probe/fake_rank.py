@@ -1,4 +1,4 @@
-"""One rank of a layout as a command of its own: Megatron-LM with a process group in which it is alone.
+"""One rank of a layout as a command of its own: Megatron-LM with a process group that has no other rank.
 
 Legend: m micro-batches per step and rank, pp pipeline stages, vp model chunks per rank.
 """
@@ -17,9 +17,6 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun
 
-HOOK = Path(__file__).parent / "hook"
-RECORD = "ZENITHTUNE_PROBE_RECORD"
-"""Environment variable of a rank: the file in which it notes its steps."""
 ANOTHER_ORDER = "--use-tp-pp-dp-mapping"
 LEFT_OUT = frozenset(
     (
@@ -41,13 +38,13 @@ LEFT_OUT = frozenset(
         "--log-interval",
     )
 )
-"""Options for what one rank cannot do (checkpoints), for an early end, for traces elsewhere, and the probe's own."""
+"""Options of what one rank cannot do for all (checkpoints), what ends it early or logs elsewhere, or the probe sets."""
 _PYTHON = re.compile(r"(?:^|/)python[0-9.]*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeRank:
-    """One rank of a pipeline stage, and how it is started."""
+    """One rank of a pipeline stage, and the command that runs it."""
 
     stage: int
     rank: int
@@ -57,7 +54,7 @@ class FakeRank:
 
 
 def probed_stages(pp: int) -> list[int]:
-    """Return the stages worth a probe: the first, the last, and of those between the one that holds the most.
+    """Return the stages to probe: the first, the last, and the one between them with the most in memory.
 
     >>> probed_stages(1), probed_stages(2), probed_stages(8)
     ([0], [0, 1], [0, 1, 7])
@@ -66,7 +63,7 @@ def probed_stages(pp: int) -> list[int]:
 
 
 def probed_micro_batches(layout: Layout) -> int:
-    """Return how many micro-batches are enough: twice the pipeline holds as many at once as any larger number.
+    """Return how many micro-batches are enough: twice the pipeline's stages keep as many in memory as any more would.
 
     >>> probed_micro_batches(Layout(num_gpus=32, tp=8, pp=4, global_batch=64))
     8
@@ -74,13 +71,13 @@ def probed_micro_batches(layout: Layout) -> int:
     return min(layout.num_micro_batches, max(2 * layout.pp, 4))
 
 
-def fake_rank(run: ProgramRun, layout: Layout, stage: int, record: Path) -> FakeRank:
-    """Return the first rank of a stage of `layout`, whose options `run` has already."""
+def fake_rank(run: ProgramRun, layout: Layout, stage: int, hook: Path) -> FakeRank:
+    """Return the first rank of a stage of `layout`, whose options `run` has already; `hook` begins its PYTHONPATH."""
     num_micro_batches = probed_micro_batches(layout)
     rank = first_rank(layout, stage, pipeline_first=ANOTHER_ORDER in run.arguments)
     batch = num_micro_batches * layout.micro_batch * layout.dp
     arguments = [*without(run.arguments, LEFT_OUT), "--global-batch-size", str(batch), "--log-interval", "1"]
-    words = [*_environment(run.variables, rank, layout.num_gpus, record), interpreter(run.launcher), run.program]
+    words = [*_environment(run.variables, rank, layout.num_gpus, hook), interpreter(run.launcher), run.program]
     command = in_folder(run.folder, ParsedCommand.from_argv([*words, *arguments, "--fake-process-group"]).text)
     return FakeRank(stage=stage, rank=rank, num_micro_batches=num_micro_batches, command=command)
 
@@ -137,7 +134,7 @@ def _first_line(path: Path) -> str:
         return ""
 
 
-def _environment(variables: Mapping[str, str], rank: int, world_size: int, record: Path) -> list[str]:
+def _environment(variables: Mapping[str, str], rank: int, world_size: int, hook: Path) -> list[str]:
     path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     usual = {"CUDA_DEVICE_MAX_CONNECTIONS": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")}
     own = {
@@ -147,8 +144,7 @@ def _environment(variables: Mapping[str, str], rank: int, world_size: int, recor
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",  # never opened: there is no other rank
-        "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else str(HOOK),
+        "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else str(hook),
         "PYTHONUNBUFFERED": "1",
-        RECORD: str(record),
     }
     return [f"{name}={value}" for name, value in {**usual, **variables, **own}.items()]

@@ -16,9 +16,10 @@ from zenith_tune.calibrate.measured_run import is_memory, is_step
 from zenith_tune.describe.machine import nvidia_smi
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.failures.failures import classify
-from zenith_tune.evaluators.iterations import peak_memory_bytes, read_megatron_lines
+from zenith_tune.hooks.injection import HOOK_FOLDER, hook_files
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
+from zenith_tune.presets.megatron.log import read_steps
 from zenith_tune.probe.fake_rank import FakeRank, fake_rank, probed_stages
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage, StageProbe, stage_plans
@@ -111,12 +112,12 @@ def read_record(path: Path) -> StepRecord:
 
 def read_log(log: str) -> StepRecord:
     """Read the iteration lines and memory reports of a rank that prints them."""
-    lines = read_megatron_lines(log)
-    if not lines:
+    logged = read_steps(log)
+    if not logged.steps:
         return StepRecord()
-    reserved = peak_memory_bytes(log, lines)
+    reserved = logged.peak_bytes
     return StepRecord(
-        steps_s=tuple(line.seconds for line in lines[LOG_SKIPPED:] if is_step(line.seconds)),
+        steps_s=tuple(step.seconds for step in logged.steps[LOG_SKIPPED:] if step.seconds and is_step(step.seconds)),
         reserved_bytes=reserved if reserved is not None and is_memory(reserved) else None,
         source="log",
     )
@@ -180,7 +181,10 @@ class Prober:
     def _stage(self, layout: Layout, stage: int, files: TrialFolder) -> StageProbe:
         files.path.mkdir(parents=True, exist_ok=True)
         record = files.path / "steps.jsonl"
-        rank = fake_rank(self.job.run_of(layout), layout, stage, record)
+        for name, text in hook_files({"probe": {"record": str(record)}}).items():
+            (files.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (files.path / name).write_text(text, encoding="utf-8")
+        rank = fake_rank(self.job.run_of(layout), layout, stage, files.path / HOOK_FOLDER)
         secrets = find_secrets(rank.command)
         files.command.write_text(f"#!/usr/bin/env bash\n{mask(rank.command, secrets)}\n", encoding="utf-8")
         job = self.runner.submit(rank.command, files.path, Resources(), timeout_s=self.timeout_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zenith_tune.evaluators.iterations import read_megatron_lines
+from zenith_tune.presets.megatron.log import read_steps
 from zenith_tune.record.reader import FILE_NAME, ExportedStudy, StudyReader
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.server.url import database_path
@@ -53,8 +53,8 @@ class RunningProgress:
         text = TrialLog(path).text(LOG_BYTES)
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
         snapshot: Json = {}
-        if lines := read_megatron_lines(log):
-            snapshot = {"iteration": lines[-1].iteration, "step_s": lines[-1].seconds}
+        if steps := read_steps(log).steps:
+            snapshot = {"iteration": steps[-1].number, "step_s": steps[-1].seconds}
         evaluator = self._evaluator_of(view, preset)
         if evaluator is None:
             return snapshot

@@ -18,6 +18,7 @@ from zenith_tune.describe.gpu_catalog import public_price
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.hooks.injection import without_code
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.runners.base import parallel_trials
@@ -227,7 +228,8 @@ class StudyConfig:
         return self._identity(self.render(params), self.preset.files(params))
 
     def _identity(self, command: str, files: Mapping[str, str]) -> str:
-        digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16] if files else ""
+        own = without_code(files)
+        digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16] if own else ""
         return mask(command, self.secrets) + (f" # files {digest}" if digest else "")
 
     @functools.cached_property

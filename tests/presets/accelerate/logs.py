@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from zenith_tune.presets.accelerate.evaluator import PREFIX
+from zenith_tune.hooks.process import PREFIX
 
 
 def prepared(process: str = "host:1", **values: Any) -> str:

@@ -9,7 +9,8 @@ from tests.presets.accelerate.logs import epochs, pair, prepared, steps
 from tests.presets.deepspeed.logs import TRAINER_END
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
-from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, RunAsked
+from zenith_tune.evaluators.hooked_run import HookedRun, RunAsked
+from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
 from zenith_tune.study.parameters import Direction
 from zenith_tune.testing import EvaluatorContract
 
@@ -34,7 +35,7 @@ class TestLatencyContract(TestContract):
 
 def fault(log: str, **asked: Any) -> str | None:
     wanted = RunAsked(**{"num_processes": 2, "wrapper": "DistributedDataParallel", **asked})
-    return AccelerateRun.read(log).fault(wanted)
+    return HookedRun.read(log).fault(wanted)
 
 
 def test_the_speed_is_that_of_steady_steps_with_its_spread_and_peak_memory() -> None:
@@ -127,7 +128,7 @@ def test_a_batch_that_did_not_arrive_is_a_fault() -> None:
 def test_a_short_last_accumulation_of_an_epoch_is_no_fault_and_is_not_timed() -> None:
     log = pair() + epochs(of=[(2, 0.5), (2, 0.5), (1, 0.1)], num=4)
     assert fault(log, passes=2) is None
-    assert AccelerateRun.read(log).seconds == pytest.approx([0.5] * 7), "all but the first and the short ones"
+    assert HookedRun.read(log).seconds == pytest.approx([0.5] * 7), "all but the first and the short ones"
     assert AccelerateEvaluator(gbs=8, n_gpus=2).measure(log, {}).value == pytest.approx(16)
 
 

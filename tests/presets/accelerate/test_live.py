@@ -10,7 +10,8 @@ import pytest
 from tests.presets.accelerate.jobs import bound, choices, command, config_of, point, write
 from tests.presets.accelerate.logs import prepared, steps
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun
+from zenith_tune.evaluators.hooked_run import HookedRun
+from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
 
 SECONDS = [2.0, 0.5, 0.5, 0.51, 0.49]
@@ -37,7 +38,7 @@ def plain(folder: Path, more: str = "--batch_size 2", **args: Any) -> Accelerate
 
 
 def fault(preset: AcceleratePreset, params: dict[str, Any], text: str) -> str | None:
-    return AccelerateRun.read(text).fault(preset.asked(params))
+    return HookedRun.read(text).fault(preset.asked(params))
 
 
 def test_an_accumulation_of_the_script_is_part_of_the_batch(tmp_path: Path) -> None:

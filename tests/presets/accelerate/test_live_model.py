@@ -12,7 +12,7 @@ from tests.presets.accelerate.jobs import bound, choices, command, write
 from tests.presets.accelerate.logs import prepared, steps
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.evaluator import PREFIX
+from zenith_tune.hooks.process import PREFIX
 from zenith_tune.presets.accelerate.live_model import LiveModel
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
 from zenith_tune.strategies.grid import GridStrategy

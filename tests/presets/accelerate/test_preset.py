@@ -142,8 +142,9 @@ def test_the_baseline_is_the_users_own_command_with_the_hook(tmp_path: Path) -> 
     assert preset.baseline_command(text) == text.replace(
         "accelerate launch", "env PYTHONPATH={trial_folder}/hook${PYTHONPATH:+:$PYTHONPATH} accelerate launch"
     )
-    names = ("sitecustomize", "zenithtune_import_hook", "zenithtune_model_hook")
-    assert set(preset.baseline_files()) == {f"hook/{name}.py" for name in names}
+    names = ("__init__", "process", "accelerate", "model")
+    package = {f"hook/zenithtune_hooks/{name}.py" for name in names}
+    assert set(preset.baseline_files()) == {"hook/sitecustomize.py", "hook/hooks.json", *package}
 
 
 def test_without_an_option_for_the_batch_only_the_rest_is_tuned(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_lines
+from zenith_tune.presets.megatron.swift_log import logging_file, read_swift_steps
 
 EVALUATOR = MegatronEvaluator("step_time")
 
@@ -86,12 +86,12 @@ def test_two_trials_that_write_one_file_are_not_mixed(tmp_path: Path, before: st
     write(tmp_path / "logging.jsonl", before + second)
     measured = EVALUATOR.measure("", trial(f"megatron sft --output_dir {tmp_path} --add_version false"))
     assert measured.value == pytest.approx(2.0)
-    assert [line.seconds for line in read_swift_lines(before + second)] == pytest.approx([10.0, 2.0])
+    assert [line.seconds for line in read_swift_steps(before + second)] == pytest.approx([10.0, 2.0])
 
 
 def test_a_doubled_line_begins_no_run() -> None:
     doubled = entry(5, 10.0) * 2 + entry(10, 6.0) * 2
-    assert [line.seconds for line in read_swift_lines(doubled)] == pytest.approx([10.0, 2.0])
+    assert [line.seconds for line in read_swift_steps(doubled)] == pytest.approx([10.0, 2.0])
 
 
 def test_a_line_that_is_half_written_does_not_count(tmp_path: Path) -> None:

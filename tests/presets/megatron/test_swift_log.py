@@ -5,7 +5,7 @@ import json
 import pytest
 
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.presets.megatron.swift_log import read_swift_lines
+from zenith_tune.presets.megatron.swift_log import read_swift_steps
 
 
 def line(iteration: int, mean_s: float, elapsed: str = "", **more: float) -> str:
@@ -29,8 +29,8 @@ LOG = line(5, 10.0, "50s") + line(10, 6.0, "1m 0s") + line(15, 70 / 15, "1m 10s"
 
 
 def test_the_time_of_an_interval_is_the_difference_of_the_means() -> None:
-    lines = read_swift_lines(LOG)
-    assert [found.iteration for found in lines] == [5, 10, 15, 20]
+    lines = read_swift_steps(LOG)
+    assert [found.number for found in lines] == [5, 10, 15, 20]
     assert [found.seconds for found in lines] == pytest.approx([10.0, 2.0, 2.0, 2.0])
 
 
@@ -68,24 +68,24 @@ def test_json_lines_are_read_too() -> None:
 def test_the_time_of_an_evaluation_belongs_to_no_interval() -> None:
     evaluation = line(10, 16.0, "2m 40s").replace("'loss'", "'eval_loss'")
     log = line(5, 10.0, "50s") + line(10, 6.0, "1m 0s") + evaluation + line(15, 170 / 15, "2m 50s")
-    assert [found.seconds for found in read_swift_lines(log)] == pytest.approx([10.0, 2.0, 2.0])
+    assert [found.seconds for found in read_swift_steps(log)] == pytest.approx([10.0, 2.0, 2.0])
 
 
 def test_a_resumed_run_counts_from_where_it_resumed() -> None:
     log = line(1005, 10.0, "50s") + line(1010, 6.0, "1m 0s") + line(1015, 70 / 15, "1m 10s")
-    assert [found.seconds for found in read_swift_lines(log)] == pytest.approx([10.0, 2.0, 2.0], rel=0.05)
+    assert [found.seconds for found in read_swift_steps(log)] == pytest.approx([10.0, 2.0, 2.0], rel=0.05)
 
 
 def test_an_elapsed_time_that_makes_no_sense_is_not_believed() -> None:
-    assert [found.seconds for found in read_swift_lines(line(5, 2.0, "0s") + line(10, 2.0, "0s"))] == [2.0, 2.0]
+    assert [found.seconds for found in read_swift_steps(line(5, 2.0, "0s") + line(10, 2.0, "0s"))] == [2.0, 2.0]
 
 
 def test_a_line_before_the_first_step_has_no_speed() -> None:
-    assert [found.iteration for found in read_swift_lines(line(1, 0.0) + line(5, 2.0))] == [5]
+    assert [found.number for found in read_swift_steps(line(1, 0.0) + line(5, 2.0))] == [5]
 
 
 def test_only_the_last_start_counts_after_a_restart() -> None:
-    assert [found.iteration for found in read_swift_lines(line(5, 9.0) + line(10, 9.0) + line(5, 3.0))] == [5]
+    assert [found.number for found in read_swift_steps(line(5, 9.0) + line(10, 9.0) + line(5, 3.0))] == [5]
 
 
 def test_nan_in_the_loss_is_a_failure() -> None:
@@ -96,4 +96,4 @@ def test_nan_in_the_loss_is_a_failure() -> None:
 
 def test_a_torn_or_foreign_dictionary_is_passed_over() -> None:
     foreign = "{'loss': 1.0, 'epoch': 0.1, 'global_step/max_steps': '1/94', 'train_speed(iter/s)': 0.3}\n"
-    assert read_swift_lines(foreign + line(5, 10.0)[:-40]) == []
+    assert read_swift_steps(foreign + line(5, 10.0)[:-40]) == []

@@ -4,9 +4,10 @@ import pytest
 
 from tests.presets.torchtitan.jobs import FIRST_STEP, READY, READY_IN_TOKENS, VALIDATION, log, steps
 from zenith_tune.evaluators.base import OtherSettingsError
-from zenith_tune.presets.torchtitan.evaluator import GIB, TorchTitanEvaluator, read_lines
-from zenith_tune.presets.torchtitan.live import TitanRun
+from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
+from zenith_tune.presets.torchtitan.log import TitanRun, read_steps
 from zenith_tune.testing import EvaluatorContract
+from zenith_tune.units import GIB
 
 RUN = [READY.format(gbs=16, seq=2048), *steps(100, 8000, 8100, 8200)]
 
@@ -26,7 +27,7 @@ def test_the_first_step_is_left_out_and_the_rest_is_of_all_gpus() -> None:
     found = TorchTitanEvaluator(n_gpus=8).measure(log(*RUN), {})
     assert (found.value, found.unit, found.num_samples) == (8100 * 8, "tokens/s", 3)
     assert found.step_s == pytest.approx(16 * 2048 / (8100 * 8))
-    assert found.peak_memory_bytes == int(12.34 * GIB)
+    assert found.peak_memory_bytes == round(12.34 * GIB)
     assert found.extra["tflops_per_gpu"] == 409.6
 
 
@@ -36,8 +37,8 @@ def test_a_first_stage_that_knows_no_loss_has_a_speed() -> None:
 
 def test_lines_of_0_1_are_read_and_those_of_validation_are_not() -> None:
     texts = [FIRST_STEP.format(step=1, tps=1820), VALIDATION.format(step=1), FIRST_STEP.format(step=2, tps=8192)]
-    found = read_lines(log(*texts, rank=None))
-    assert [(line.step, line.tokens_per_s) for line in found] == [(1, 1820), (2, 8192)]
+    found = read_steps(log(*texts, rank=None)).steps
+    assert [(step.number, step.gpu_tokens_per_s) for step in found] == [(1, 1820), (2, 8192)]
 
 
 def test_one_rank_gives_the_speed_and_all_give_the_memory() -> None:

@@ -22,7 +22,8 @@ from tests.presets.torchtitan.jobs import (
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.torchtitan.command import option_settings
-from zenith_tune.presets.torchtitan.live import TitanRun, live_model
+from zenith_tune.presets.torchtitan.live import live_model
+from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.presets.torchtitan.preset import TorchTitanPreset
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.parameters import Params

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tests.presets.accelerate.logs import prepared, steps
-from zenith_tune.presets.accelerate.evaluator import PREFIX
+from zenith_tune.hooks.process import PREFIX
 from zenith_tune.presets.trainer.preset import TrainerPreset
 
 OPTIONS = "torchrun --nproc-per-node 2 train.py --output_dir out --per_device_train_batch_size 4 --bf16"

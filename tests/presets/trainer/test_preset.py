@@ -57,7 +57,7 @@ def live(command: str = OPTIONS, arguments: dict[str, Any] | None = None, **valu
 
 
 def hook_settings(files: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files["hook/arguments.json"])
+    found: dict[str, Any] = json.loads(files["hook/hooks.json"])["trainer"]
     return found
 
 
@@ -119,8 +119,8 @@ def test_what_a_script_sets_in_python_is_set_by_the_hook(tmp_path: Path) -> None
     wanted = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "gradient_checkpointing": True}
     assert asked == {**IN_TRIALS, "max_steps": 100, **wanted}
     files = preset.result_files(SMALL)
-    assert json.loads(files["trainer_arguments/arguments.json"]) == {"set": wanted}
-    assert {"trainer_arguments/sitecustomize.py", "trainer_arguments/zenithtune_import_hook.py"} < set(files)
+    assert json.loads(files["trainer_arguments/hooks.json"]) == {"trainer": {"set": wanted}}
+    assert {"trainer_arguments/sitecustomize.py", "trainer_arguments/zenithtune_hooks/trainer.py"} < set(files)
     text = preset.result_command(IN_PYTHON, SMALL, tmp_path)
     assert f"PYTHONPATH={tmp_path}/trainer_arguments" in text and text.endswith(IN_PYTHON)
 
@@ -256,13 +256,13 @@ def test_updates_of_many_tokens_count_as_much_as_they_hold() -> None:
     # Every other update has three times the tokens and takes three times as long.
     lines, at_s, later = log.splitlines(), 100.0, []
     for line in lines:
-        prefix, _, text = line.partition("accelerate: ")
+        prefix, _, text = line.partition("zenithtune: ")
         event = json.loads(text)
         if event["event"] == "step" and event["step"] > 1:
             event["tokens"] = 300 if event["step"] % 2 else 100
             at_s += event["tokens"] / 100
             event["seconds"] = at_s
-        later.append(f"{prefix}accelerate: {json.dumps(event)}\n")
+        later.append(f"{prefix}zenithtune: {json.dumps(event)}\n")
     own = preset.evaluator().measure("".join(later), {"parameters": {}})
     assert own.value == 4.0 and own.spread == 0.0, "8 samples of 200 tokens in 2 s"
     preset.read_baseline("".join(later))

@@ -63,7 +63,7 @@ def test_a_point_reaches_the_script_by_its_options() -> None:
 
 def test_a_point_reaches_a_script_without_options_by_the_hook() -> None:
     preset = live("torchrun --nproc-per-node 2 train.py", read_from="")
-    asked = json.loads(preset.files({**POINT, "sharding": "fsdp2"})["hook/arguments.json"])["set"]
+    asked = json.loads(preset.files({**POINT, "sharding": "fsdp2"})["hook/hooks.json"])["trainer"]["set"]
     assert asked["fsdp"] is True and "deepspeed" not in asked
 
 

@@ -11,12 +11,12 @@ from zenith_tune.study.trial_log import clean_line
 
 MOST_EVIDENCE = 5
 EVIDENCE_LENGTH = 600
-"""Characters of a line that are quoted: an allocator's message has its advice at its end."""
+"""Characters of a quoted line: an allocator's message has its advice at its end."""
 Figure = float | int | str | list[int]
 
 
 class CauseKind(StrEnum):
-    """Name a cause, for programs."""
+    """The kind of a cause, for programs."""
 
     OUT_OF_MEMORY = "out_of_memory"
     HOST_OUT_OF_MEMORY = "host_out_of_memory"
@@ -39,22 +39,22 @@ RUNS_ON = (CauseKind.STRAGGLER, CauseKind.DATA_STALL, CauseKind.HOST_BOUND)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Hold one cause."""
+    """What went wrong in a run, with evidence and advice."""
 
     kind: CauseKind
     finding: str
     """What happened, in one line."""
     evidence: tuple[str, ...]
-    """Lines of the log, or figures of the plan."""
+    """Quoted lines of the log, or figures of the plan."""
     actions: tuple[str, ...]
-    """What to do, the most likely first."""
+    """Things to do, the most likely to help first."""
     rank: int | None = None
-    """The rank that it starts from, where that is known."""
+    """The rank at fault, where it is known."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the run ended by it, or trains nothing since."""
+        """Whether it ended the run, or the run has trained nothing since."""
         return self.kind not in RUNS_ON
 
 

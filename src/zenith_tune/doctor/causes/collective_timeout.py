@@ -1,4 +1,4 @@
-"""Collectives that timed out: which ranks waited, in which collective, and which rank never came.
+"""Collectives that timed out: which ranks waited, in which collective, and which rank is missing.
 
 NCCL's watchdog prints `[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=880, OpType=ALLREDUCE,
 ..., Timeout(ms)=600000) ran for 600029 milliseconds before timing out.` on every rank that waits. A rank that waits in
@@ -21,7 +21,7 @@ _LIMIT = re.compile(
 )
 _RANK = re.compile(r"\bRank ([0-9]{1,6})\]")
 _FEW = 4
-"""Silent ranks that are still named one by one."""
+"""Most silent ranks that are suspected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def collective_timeout(log: str, *, of_trainer: bool = False) -> Cause | None:
     waits = [_wait(log, position) for needle in NEEDLES for position in occurrences(log, needle)]
     if not waits:
         return None
-    # A rank may wait in several groups at once; its first report is the one that ended it.
+    # A rank may wait in several groups at once; its first report counts.
     first = {wait.rank: wait for wait in reversed(waits)}
     ranks = sorted(rank for rank in first if rank is not None)
     behind = _behind([first[rank] for rank in ranks])
@@ -74,7 +74,7 @@ def _wait(log: str, position: int) -> _Wait:
 
 
 def _behind(waits: list[_Wait]) -> list[int]:
-    """Return the ranks that the others wait for, as far as sequence numbers and silence tell."""
+    """Return the ranks that the others wait for, by sequence numbers or by silence."""
     numbered = [wait for wait in waits if wait.sequence is not None]
     last = max((wait.sequence or 0 for wait in numbered), default=0)
     late = [wait.rank for wait in numbered if (wait.sequence or 0) < last and wait.rank is not None]
@@ -89,7 +89,7 @@ def _finding(collective: str, ranks: list[int], behind: list[int], limit_s: floa
     what = f"collective {collective}" if collective else "a message between ranks"
     limit = f" after {limit_s:g} s" if limit_s is not None else ""
     waited = f", where {_names(ranks)} waited" if ranks else ""
-    late = f"; {_names(behind)} did not come" if behind else ""
+    late = f"; {_names(behind)} did not join" if behind else ""
     return f"{what} timed out{limit}{waited}{late}"
 
 
@@ -103,7 +103,7 @@ def _actions(behind: list[int], *, of_trainer: bool) -> tuple[str, ...]:
     return (
         f"look at the log of {who} and at its node (dmesg for Xid, nvidia-smi, the network link)",
         "set TORCH_NCCL_TRACE_BUFFER_SIZE=20000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to record where each rank stood",
-        "where one rank is busy that long by right (data, a checkpoint, compiling), raise the time-out: "
+        "where one rank needs that long (data, a checkpoint, compiling), raise the time-out: "
         + (
             "ddp_timeout"
             if of_trainer

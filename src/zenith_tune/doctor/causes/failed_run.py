@@ -6,7 +6,6 @@ import re
 
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
 from zenith_tune.doctor.causes.collective_timeout import NEEDLES
-from zenith_tune.doctor.causes.step_lines import after_steps, has_steps
 from zenith_tune.evaluators.failures.failures import (
     FailedAllocation,
     Failure,
@@ -16,6 +15,7 @@ from zenith_tune.evaluators.failures.failures import (
     shows_crash,
 )
 from zenith_tune.evaluators.failures.rank_errors import TRACEBACK, first_error, line_at, occurrences, split_prefix
+from zenith_tune.evaluators.steps import after_steps, has_steps
 from zenith_tune.study.trial_log import clean_line
 from zenith_tune.units import GIB, format_bytes
 
@@ -66,7 +66,7 @@ _UNITS = {"K": 1024.0, "M": 1024.0**2, "G": 1024.0**3}
 _RANK = re.compile(r"^rank ([0-9]{1,6}): ")
 _DEVICE = re.compile(r"\bGPU ([0-9]{1,3})\b")
 LEAST_IN_PIECES = 0.05
-"""Of a GPU's memory: what is reserved and unallocated above it is worth an allocator that joins pieces."""
+"""Least share of a GPU's memory, reserved but unallocated, for which expandable segments are advised."""
 
 
 def failed_run(log: str) -> Cause | None:
@@ -78,25 +78,23 @@ def failed_run(log: str) -> Cause | None:
     if not _has_died(end, trained=has_steps(log)):
         return None
     failure = classify(log, 1)
-    if failure is None:
-        return None
-    return _cause(log, failure, trained=has_steps(log))
+    return None if failure is None else _cause(log, failure, trained=has_steps(log))
 
 
 def _has_died(end: str, *, trained: bool) -> bool:
-    """Tell whether the end of a log shows a failure, and not only what healthy runs print as they leave."""
+    """Tell whether the end of a log shows a failure, and not only what healthy runs print when they exit."""
     error = first_error(end) if TRACEBACK in end else None
     if _REPORT in end or (error is not None and not error.is_aside) or (error is None and shows_crash(end)):
         return True
     failure = hidden_failure(end, has_value=False)
-    is_of_leaving = failure is not None and trained and failure.kind is FailureKind.COMMUNICATION
-    return failure is not None and (not is_of_leaving or any(needle in end for needle in NEEDLES))
+    is_of_exit = failure is not None and trained and failure.kind is FailureKind.COMMUNICATION
+    return failure is not None and (not is_of_exit or any(needle in end for needle in NEEDLES))
 
 
 def _cause(log: str, failure: Failure, *, trained: bool) -> Cause:
     kind = KINDS.get(failure.kind, CauseKind.CRASH)
     if kind is CauseKind.CONFIGURATION and trained:
-        kind = CauseKind.CRASH  # what was refused would not have trained
+        kind = CauseKind.CRASH  # a refused configuration would not have trained
     marked = _RANK.match(failure.message)
     text = failure.message[marked.end() :] if marked else failure.message
     position = _place(log, text[:60].rstrip("…"))
@@ -107,7 +105,7 @@ def _cause(log: str, failure: Failure, *, trained: bool) -> Cause:
 
 
 def _place(log: str, text: str) -> int:
-    """Return where a line begins with a text, behind its rank; a report may quote the same inside a longer line."""
+    """Return where a line begins with a text, after its prefix; a report may quote it inside a longer line."""
     places = list(occurrences(log, text))
     own = (each for each in places if split_prefix(clean_line(line_at(log, each), 4096))[1].startswith(text))
     return next(own, places[0] if places else -1)
@@ -127,7 +125,7 @@ def _actions(kind: CauseKind, finding: str, rank: int | None) -> tuple[str, ...]
 
 
 def _with_frame(log: str, position: int) -> list[int]:
-    """Return the place of an exception, and of the source line that raised it before that."""
+    """Return the places of the source line that raised an exception, and of the exception."""
     above = max(position - 8192, 0)
     rank = split_prefix(line_at(log, position))[0]
     frames = [above + each for each in occurrences(log[above:position], '  File "')]
@@ -136,7 +134,7 @@ def _with_frame(log: str, position: int) -> list[int]:
 
 
 def _out_of_memory(log: str, message: str, position: int, rank: int | None) -> Cause:
-    """Return what was asked for, what was free, and what the allocator itself advises."""
+    """Return the cause with the bytes asked for, free and unallocated."""
     line = line_at(log, position) if position >= 0 else message
     asked, pieces = FailedAllocation.of(line), _unallocated(line)
     figures: dict[str, Figure] = {

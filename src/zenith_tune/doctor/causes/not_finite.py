@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
-from zenith_tune.doctor.causes.step_lines import is_of_trainer, logged_values
+from zenith_tune.evaluators.engine_log import is_of_trainer, trainer_flaws
 from zenith_tune.evaluators.failures.rank_errors import line_at, occurrences, split_prefix
-from zenith_tune.evaluators.iterations import first_flaw, read_megatron_lines
+from zenith_tune.evaluators.steps import Step
+from zenith_tune.presets.torchtitan import log as torchtitan_log
 
 _CHECKS = ("found NaN in ", "found Inf in ", "message='loss is NaN", "Unexpected result nan", "Unexpected result inf")
 """What Megatron-LM's checks of losses and gradients print."""
@@ -32,15 +33,15 @@ _TRAINER_ACTIONS = (
 )
 
 
-def not_finite(log: str) -> Cause | None:
-    """Return where training stopped to be finite, or None."""
+def not_finite(log: str, steps: Sequence[Step]) -> Cause | None:
+    """Return where training stopped being finite, or None; `steps` are Megatron's."""
     if (position := _checked(log)) is not None:
         return _cause(log, [position], "a check of the trainer found NaN or infinity", _numbers(line_at(log, position)))
-    return _megatron(log) or _others(log)
+    return _megatron(log, steps) or _others(log)
 
 
 def _checked(log: str) -> int | None:
-    """Return where a check or an exception speaks of NaN first."""
+    """Return where a check or an exception first names NaN."""
     found = [next(occurrences(log, needle), None) for needle in _CHECKS]
     found += [
         position
@@ -59,22 +60,18 @@ def _numbers(line: str) -> dict[str, Figure]:
     return {**found, **({"iteration": int(iteration[1])} if iteration else {})}
 
 
-def _megatron(log: str) -> Cause | None:
-    every = read_megatron_lines(log)
-    lines = [line for line in every if line.flaw or line.num_nan]
-    if not lines or (_is_loss_scaling([line.flaw for line in lines]) and not every[-1].flaw):
+def _megatron(log: str, steps: Sequence[Step]) -> Cause | None:
+    bad = [step for step in steps if step.flaw or step.num_nan]
+    if not bad or (_is_loss_scaling([step.flaw for step in bad]) and not steps[-1].flaw):
         return None
-    first = lines[0]
+    first, places = bad[0], [step.position for step in bad]
     what = first.flaw or f"{first.num_nan} iterations were NaN"
-    places = [
-        match.start() for line in lines[:3] for match in re.finditer(rf"iteration {{1,20}}{line.iteration}/", log)
-    ]
-    figures: dict[str, Figure] = {"iteration": first.iteration, "num_lines": len(lines)}
-    return _cause(log, places, f"{what} at iteration {first.iteration}, and in {len(lines)} lines in all", figures)
+    figures: dict[str, Figure] = {"iteration": first.number, "num_lines": len(bad)}
+    return _cause(log, places, f"{what} at iteration {first.number}, and in {len(bad)} lines in all", figures)
 
 
 def _others(log: str) -> Cause | None:
-    every = [(position, first_flaw(values)) for position, values in logged_values(log)]
+    every = [*trainer_flaws(log), *((step.position, step.flaw) for step in torchtitan_log.read_steps(log).steps)]
     found = [(position, flaw) for position, flaw in every if flaw]
     if not found or (_is_loss_scaling([flaw for _, flaw in found]) and not every[-1][1]):
         return None
@@ -83,7 +80,7 @@ def _others(log: str) -> Cause | None:
 
 
 def _is_loss_scaling(flaws: Sequence[str | None]) -> bool:
-    """Tell whether gradients alone were not finite, as fp16 has it while it looks for its scale."""
+    """Tell whether only gradients were not finite, as while fp16 searches its loss scale."""
     return all(flaw is not None and flaw.startswith("grad") for flaw in flaws)
 
 

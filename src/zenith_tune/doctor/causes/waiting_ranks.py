@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.doctor.causes.cause import Cause, CauseKind, Figure, quoted
-from zenith_tune.evaluators.iterations import IterationLine, read_megatron_lines, read_number
 from zenith_tune.evaluators.steady import long_run, num_warm_up
+from zenith_tune.evaluators.steps import Step, read_number
 
 LEAST_BEHIND = 0.2
-"""By how much the slowest rank is behind the fastest: stages of a pipeline differ by less."""
+"""Least delay of the slowest rank that is reported, relative to the fastest: pipeline stages differ by less."""
 LEAST_WAIT = 0.1
-"""Of an iteration: what waits for data for less is not named."""
+"""Least share of an iteration, spent waiting for data, that is reported."""
 _MARK = "MxRtt/Rnk: "
 _FIELD = re.compile(r"\b(M[nx][A-Za-z]{3,4})/Rnk: ([0-9.]{1,14})[A-Za-z%]{0,4}/([0-9]{1,6})")
 _TIMER = re.compile(r"batch-generator \.{1,60}: (?:\(([0-9.]{1,14}), ([0-9.]{1,14})\)|([0-9.]{1,14}))")
@@ -33,14 +33,15 @@ _DATA_ACTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Report:
-    """Hold one line of the straggler detector: value and rank by name."""
+    """One line of the straggler detector."""
 
     position: int
     values: dict[str, tuple[float, int]]
+    """Value and rank of each figure."""
 
 
 def straggler(log: str) -> Cause | None:
-    """Return the rank that is the slowest again and again, by how much, and whether its clock is why."""
+    """Return the rank that is the slowest repeatedly, by how much, and whether its clock is why."""
     reports = [each for each in _reports(log) if {"MnRtt", "MxRtt"} <= each.values.keys()]
     if not reports:
         return None
@@ -72,19 +73,15 @@ def _reports(log: str) -> list[_Report]:
     for match in re.finditer(re.escape(_MARK), log):
         start = log.rfind("\n", 0, match.start()) + 1
         line = log[max(start, match.start() - 200) : match.start() + 800].partition("\n")[0]
-        values = {name: (float(value), int(rank)) for name, value, rank in _FIELD.findall(line) if _is_number(value)}
+        fields = ((name, read_number(value), int(rank)) for name, value, rank in _FIELD.findall(line))
+        values = {name: (value, rank) for name, value, rank in fields if value is not None}
         found.append(_Report(position=match.start(), values=values))
     return found
 
 
-def _is_number(text: str) -> bool:
-    return text.count(".") <= 1 and text != "."
-
-
 def _reason(values: dict[str, tuple[float, int]], rank: int) -> str:
-    """Return what else is out of line at that rank."""
-    clocks, hottest = [values.get(name) for name in ("MnClk", "MxClk")], values.get("MxTmp")
-    slow, fast = clocks
+    """Return what else is unusual at that rank."""
+    slow, fast, hottest = (values.get(name) for name in ("MnClk", "MxClk", "MxTmp"))
     found = []
     if slow and fast and slow[1] == rank and slow[0] < fast[0]:
         found.append(f"its clock is {slow[0]:g} MHz against {fast[0]:g}")
@@ -93,21 +90,19 @@ def _reason(values: dict[str, tuple[float, int]], rank: int) -> str:
     return f": {', '.join(found)}" if found else ""
 
 
-def data_stall(log: str) -> Cause | None:
+def data_stall(log: str, steps: Sequence[Step]) -> Cause | None:
     """Return how much of an iteration waits for data, by the timers, the straggler report or iterations that stall."""
-    lines = read_megatron_lines(log)
-    seconds = [line.seconds for line in lines]
-    steady = seconds[num_warm_up(seconds) :]
-    step_s = statistics.median(steady) if steady else None
-    if step_s is None or not 0 < step_s < float("inf"):
+    steady = steps[num_warm_up([step.pace_s for step in steps]) :]
+    step_s = statistics.median(step.pace_s for step in steady) if steady else 0.0
+    if not 0 < step_s < float("inf"):
         return None
-    return _by_timers(log, step_s) or _by_report(log, step_s) or _by_spread(log, lines, steady, step_s)
+    return _by_timers(log, step_s) or _by_report(log, step_s) or _by_spread(log, steady, step_s)
 
 
 def _by_timers(log: str, step_s: float) -> Cause | None:
     printed = [(match.start(), read_number(match[2] or match[3])) for match in _TIMER.finditer(log)]
     found = [(position, millis / 1000) for position, millis in printed if millis is not None]
-    # The first holds the start of the loader's processes.
+    # The first includes the start of the loader's processes.
     waits = [seconds for _, seconds in found[1:] or found]
     share = statistics.median(waits) / step_s if waits else 0.0
     if share < LEAST_WAIT:
@@ -127,15 +122,14 @@ def _by_report(log: str, step_s: float) -> Cause | None:
     return _stall(log, [each.position for each in reports[-2:]], share, finding, rank=rank)
 
 
-def _by_spread(log: str, lines: Sequence[IterationLine], steady: Sequence[float], step_s: float) -> Cause | None:
-    """Return what iterations that stall again and again take; one may be a checkpoint or an evaluation."""
-    share = 1 - step_s / long_run(steady)
+def _by_spread(log: str, steady: Sequence[Step], step_s: float) -> Cause | None:
+    """Return the share of iterations that stall repeatedly; a single one may be a checkpoint or an evaluation."""
+    share = 1 - step_s / long_run([step.pace_s for step in steady])
     if share < LEAST_WAIT:
         return None
-    slow = [line for line in lines[-len(steady) :] if line.seconds > 1.25 * step_s]
-    places = [match.start() for line in slow[:3] for match in re.finditer(rf"iteration {{1,20}}{line.iteration}/", log)]
+    slow = [step for step in steady if step.pace_s > 1.25 * step_s]
     finding = f"{len(slow)} of {len(steady)} iterations stall and take {share:.0%} of the time: mostly a loader run dry"
-    return _stall(log, places[:3], share, finding)
+    return _stall(log, [step.position for step in slow[:3]], share, finding)
 
 
 def _stall(log: str, positions: Sequence[int], share: float, finding: str, *, rank: int | None = None) -> Cause:

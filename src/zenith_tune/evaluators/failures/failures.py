@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError, UsageError
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
-from zenith_tune.evaluators.iterations import after_iterations, has_iterations
+from zenith_tune.evaluators.steps import after_steps, has_steps
 from zenith_tune.layouts.layout import named_axes
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.study import Study
@@ -20,7 +20,7 @@ from zenith_tune.study.trial_log import clean_line
 
 
 class FailureKind(StrEnum):
-    """Say what sort of failure it was."""
+    """The kind of a failure."""
 
     OUT_OF_MEMORY = "out of memory"
     HOST_OUT_OF_MEMORY = "out of host memory"
@@ -40,21 +40,22 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Hold how a trial failed; `message` is one line, fit for a terminal."""
+    """How a trial failed."""
 
     outcome: Outcome
     kind: FailureKind
     message: str
+    """One line, fit for a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RootCause:
-    """Hold what torchrun says of the first process that failed."""
+    """Torchrun's report on the first process that failed."""
 
     rank: int | None
     exit_code: int
     time: str = ""
-    """As it is printed, which sorts."""
+    """The time as it is printed, which sorts."""
 
     @property
     def who(self) -> str:
@@ -63,7 +64,7 @@ class _RootCause:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """Tell a failure by a plain string, which is quick to find, and a pattern that its line must match."""
+    """A sign of a failure: a plain string, which is quick to find, and a pattern that its line must match."""
 
     needle: str
     pattern: re.Pattern[str]
@@ -73,8 +74,7 @@ class _Sign:
         return cls(needle, re.compile(re.escape(needle)))
 
 
-# Each list is in order of what its lines tell: an exception before a warning, a cause before what it looks like from
-# another rank.
+# In each list the more specific come first: an exception before a warning, a cause before its effect on another rank.
 _DEVICE = r"(?:CUDA|NPU|HIP|XPU|MUSA|MLU|GPU)"
 _DEVICE_MEMORY = (
     _Sign("OutOfMemoryError", re.compile(r"^(?:torch\.|torch\.cuda\.)?OutOfMemoryError(?::|$)")),
@@ -118,7 +118,7 @@ _COMMUNICATION = tuple(
         ),
     )
 )
-# What a shell says of the commands of a script, whose own exit code may be another one.
+# A shell's messages on the commands of a script, whose own exit code may be another one.
 _SHELL_NOT_FOUND = (
     _Sign(
         "command not found",
@@ -168,7 +168,7 @@ _REPORT_LINE = re.compile(
 _SOURCE_INDENT = "    "
 _TAIL_CHARACTERS = 64 * 1024
 _MAX_REPORTS = 1_000
-"""Nodes whose reports are read."""
+"""Most nodes whose reports are read."""
 
 
 def classify(log: str, exit_code: int | None, *, timed_out: bool = False, silent: str = "") -> Failure | None:
@@ -203,21 +203,20 @@ def names_unknown_option(cause: str | None) -> bool:
 def hidden_failure(log: str, *, has_value: bool) -> Failure | None:
     """Return why a run failed although it exited with 0, or None.
 
-    `bash train.sh` with a pipe inside hides the training's exit code. A run that has a value is only taken for failed
-    where the log ends so: an allocation that failed, or torchrun's report, after the last iteration. A program may
-    survive the one, and no other program prints the other.
+    `bash train.sh` with a pipe inside hides the training's exit code. A run that has a value failed only where the log
+    shows a failed allocation or torchrun's report after the last step: earlier allocations may have been survived.
     """
     if not has_value:
         failure = classify(log, 1)
         return None if failure is None or failure.kind is FailureKind.CRASH else failure
-    end = after_iterations(log)
+    end = after_steps(log)
     if _first_line(end, _DEVICE_MEMORY) or "ChildFailedError" in end:
         return classify(log, 1)
     return None
 
 
 def shows_crash(log: str) -> bool:
-    """Tell whether a program fell over without a traceback: a fault, or an exception of a rank or of its device.
+    """Tell whether a program crashed without a traceback: a fault, or an exception of a rank or of its device.
 
     >>> shows_crash("[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered")
     True
@@ -229,7 +228,7 @@ def shows_crash(log: str) -> bool:
 
 
 def _classify_exit(log: str, exit_code: int | None) -> Failure:
-    """Classify a run that ended by itself and shows no sign of an allocation that failed."""
+    """Classify a run that ended by itself without a failed allocation."""
     root = _root_cause(log)
     code = "no exit code" if exit_code is None else f"exit code {exit_code}"
     if exit_code in (137, -9) or (root and root.exit_code == -9):
@@ -239,7 +238,7 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
         return _failure(FailureKind.NOT_FOUND, f"{code}: {_last_informative_line(log)}")
     if line := _first_line(log, _DISK):
         return _failure(FailureKind.DISK_FULL, line)
-    if (line := _first_line(log, _USAGE)) and not has_iterations(log):
+    if (line := _first_line(log, _USAGE)) and not has_steps(log):
         return _failure(FailureKind.CONFIGURATION, line)
     root_rank = root.rank if root else None
     if error := first_error(log, root_rank):
@@ -270,9 +269,9 @@ def _failure(kind: FailureKind, message: str) -> Failure:
 
 
 def _first_line(log: str, signs: Sequence[_Sign]) -> str | None:
-    """Return the first line with the first of the signs that is there, as `rank 3: ...` where it is so marked.
+    """Return the first line with the first of the signs that is there, as `rank 3: ...` where its prefix has a rank.
 
-    The source line that a traceback quotes, which may hold the message too, counts where nothing else does.
+    The source line in a traceback, which may contain the message too, counts where nothing else does.
     """
     for sign in signs:
         quoted: list[str] = []
@@ -290,17 +289,17 @@ def _first_line(log: str, signs: Sequence[_Sign]) -> str | None:
 
 
 def _is_configuration(error: RankError, log: str) -> bool:
-    """Tell whether an exception is about the options: raised before any training, and worded so."""
+    """Tell whether an exception is about the options: raised before any step, with words of that kind."""
     if error.name != "AssertionError":
         is_worded_so = _ARGUMENT_WORDS.search(error.text) and not _DEVICE_FAULT.search(error.text)
         if error.name not in _CONFIGURATION_TYPES or not is_worded_so:
             return False
-    # Not just above the exception: a program's buffered iteration lines may reach the log after its traceback.
-    return not has_iterations(log)
+    # Steps anywhere in the log count: buffered lines may reach it after the traceback.
+    return not has_steps(log)
 
 
 def _root_cause(log: str) -> _RootCause | None:
-    """Return what torchrun reports of the first failing process; of several nodes' reports, the earliest counts."""
+    """Return torchrun's report on the first failing process, the earliest of several nodes' reports."""
     positions = itertools.islice(occurrences(log, _ROOT_CAUSE), _MAX_REPORTS)
     reports = [report for position in positions if (report := _report(log, position))]
     if reports:
@@ -328,13 +327,13 @@ def _signal_name(exit_code: int | None) -> str | None:
 
 
 def _is_reported(line: str) -> bool:
-    """Tell whether a line is part of torchrun's report, whatever a launcher put before it."""
+    """Tell whether a line is part of torchrun's report, with any prefix."""
     rest = split_prefix(line)[1]
     return not rest.strip() or bool(_REPORT_LINE.match(line) or _REPORT_LINE.match(rest))
 
 
 def _last_informative_line(log: str) -> str:
-    """Return the last line that speaks of an error, else the last one that says anything."""
+    """Return the last line that names an error, else the last one with any text."""
     tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
     lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
     informative = [line for line in lines[-50:] if _INFORMATIVE.search(line)]
@@ -353,7 +352,7 @@ _POWERS = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAllocation:
-    """Hold the bytes that the message names, each where it does."""
+    """The bytes that an out-of-memory message names, where it does."""
 
     tried_bytes: float | None = None
     capacity_bytes: float | None = None
@@ -371,16 +370,16 @@ class FailedAllocation:
 
     @property
     def needed_bytes(self) -> float | None:
-        """What was taken already and what was asked for on top: more than the GPU has."""
+        """Bytes in use plus those asked for, where they exceed the GPU's memory."""
         if self.tried_bytes is None or self.capacity_bytes is None or self.free_bytes is None:
             return None
         needed = self.capacity_bytes - self.free_bytes + self.tried_bytes
-        # A memory in pieces refuses less than it has free: then no more is known than that it was not enough.
+        # Fragmented memory refuses less than it has free: then the need is not known.
         return needed if needed > self.capacity_bytes else None
 
 
 def reported_capacity(causes: Iterable[str | None]) -> float | None:
-    """Return the memory of a GPU, as runs that were out of it say."""
+    """Return the memory of a GPU, from the messages of runs that ran out of it."""
     found = (FailedAllocation.of(cause).capacity_bytes for cause in causes)
     return max((capacity for capacity in found if capacity), default=None)
 
@@ -401,14 +400,14 @@ MAX_LOST_IN_A_ROW = 3
 
 
 def refuse_hopeless(study: Study) -> None:
-    """Stop a study whose every run ends well and prints no value, or fails for one cause that no layout cures."""
+    """Stop a study whose runs all end well without a value, or all fail for a cause that no layout fixes."""
     _refuse_without_metric(study)
     _refuse_alike(study)
     _refuse_lost(study)
 
 
 def _refuse_lost(study: Study) -> None:
-    """Stop where one machine after the other fails: every further point would be given up for nothing."""
+    """Stop where one machine after the other fails: further points would be lost too."""
     last = study.trials[-MAX_LOST_IN_A_ROW:]
     if len(last) == MAX_LOST_IN_A_ROW and all(trial.failure == FailureKind.LOST for trial in last):
         problem = f"the machine failed under {len(last)} trials in a row, the last time: {last[-1].cause}"
@@ -427,7 +426,7 @@ def _refuse_alike(study: Study) -> None:
     if len(trials) < MAX_ALIKE_FAILURES or any(trial.ok for trial in trials):
         return
     # Out of memory, too slow or refused by a rule: another layout may fix each of these, but not a fault of the
-    # program, nor what no layout has a part in. The user's own command, where it runs first, shows such a fault alone.
+    # program. The user's own command, where it runs first, shows such a fault by itself.
     causes = {_comparable_cause(trial) for trial in trials}
     if base is None and len(causes) == 1 and all(_is_no_fault_of_its_layout(trial) for trial in trials):
         raise EveryRunFailsAlike(f"the first {len(trials)} trials failed alike: {trials[-1].cause}")
@@ -440,7 +439,7 @@ def _refuse_alike(study: Study) -> None:
 
 
 def _is_mute(trial: Trial) -> bool:
-    """Tell whether a run was ended by its time limit and had not printed anything."""
+    """Tell whether a run was ended by its time limit without having printed anything."""
     if trial.outcome is not Outcome.TIMEOUT or trial.folder is None:
         return False
     log = TrialFolder(trial.folder).log
@@ -448,7 +447,7 @@ def _is_mute(trial: Trial) -> bool:
 
 
 def _comparable_cause(trial: Trial) -> str | None:
-    """Return a cause as others are compared with it: ranks, ports and addresses of one broken network differ."""
+    """Return a cause for comparison: without ranks, ports and addresses, which differ within one broken network."""
     if trial.cause is None or trial.failure != FailureKind.COMMUNICATION:
         return trial.cause
     return re.sub(r"^rank [0-9]+: |0x[0-9a-fA-F]+|[0-9]+", "#", trial.cause)
@@ -462,7 +461,7 @@ def _is_no_fault_of_its_layout(trial: Trial) -> bool:
 def is_fault_of_the_command(trial: Trial) -> bool:
     """Tell whether a run failed for a reason that another layout does not change: anything but memory and time.
 
-    A machine that failed, or a person who ended it, says nothing of the command.
+    A machine that failed, or a person who ended the run, says nothing about the command.
     """
     if trial.ok or trial.failure in (FailureKind.LOST, FailureKind.REVOKED, FailureKind.METRIC):
         return False

@@ -20,16 +20,16 @@ from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_bytes
 
 NUM_ALIKE, NUM_ALIKE_BLIND = 3, 6
-"""So many runs that show it are enough: where logs tell the memory, and where they do not."""
+"""Runs that are enough to show it, where logs have the memory and where they do not."""
 SAME_TIME, SAME_MEMORY = 0.01, 0.001
-"""Relative differences that are none: of times, beside their spread, and of peaks of memory, which hardly vary."""
+"""Relative differences that count as equal: of times, besides their spread, and of memory peaks, which hardly vary."""
 NOISY_TIME = 0.05
-"""The same of times where the memory is the same to the byte, which tells by itself. In more noise nobody can tell."""
+"""Relative difference of times that counts as equal where the memory is the same to the byte."""
 HINT = 'does the script hand its arguments on? ("$@" at the end of the line that starts the training)'
 
 
 def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
-    """Return which argument a log dumps with another value than was asked for, or None; what it does not dump agrees.
+    """Return the argument that a log dumps with another value than was asked for, or None.
 
     >>> disagreement("  micro_batch_size ........ 1", {"micro_batch_size": 4})
     'micro_batch_size is 1 in the log, but 4 was asked for'
@@ -53,8 +53,8 @@ def refuse_without_effect(
 ) -> None:
     """Stop a study whose runs show that what is tuned does not reach the program.
 
-    `decisive` are the parameters that cannot be without effect on both time and memory. Other layouts may come close to
-    one another, but not to the byte. A lever that the program switches off again says nothing of the other options.
+    `decisive` are the parameters that must affect time or memory. Other layouts may come close to one another, but not
+    to the byte. A lever that the program switches off says nothing about the other options.
     """
 
     def counts(trial: Trial) -> bool:
@@ -63,7 +63,7 @@ def refuse_without_effect(
     disagreeing = [trial for trial in study.trials if trial.failure == FailureKind.NO_EFFECT and counts(trial)]
     if len(disagreeing) >= NUM_ALIKE:
         raise OptionsWithoutEffect(f"the options take no effect: {disagreeing[-1].cause}; {HINT}")
-    # Nearly always the last run differs from the first, which is enough: a long study asks this after each trial.
+    # Nearly always the last run differs from the first: the quick answer for a long study, which asks after each trial.
     first, last = (next(filter(counts, order), None) for order in (study.trials, reversed(study.trials)))
     if first is None or last is None or not _same(first, last, NOISY_TIME, by_memory=False):
         return
@@ -72,23 +72,20 @@ def refuse_without_effect(
     is_blind, is_exact = peaks == {None}, len(peaks) == 1 and None not in peaks
     num_alike, same_time = NUM_ALIKE_BLIND if is_blind else NUM_ALIKE, NOISY_TIME if is_exact else SAME_TIME
     points = {tuple(trial.params.get(name) for name in decisive) for trial in trials}
-    layouts = {_without_experts(layout_of(trial.params)) for trial in trials} if is_exact else set()
-    # Every pair is compared only where that can end the study, so that it does not grow with the trials.
-    is_telling = len(points) >= num_alike or len(layouts) >= num_alike
-    if is_telling and are_alike(trials, by_memory=not is_blind, same_time=same_time):
+    # The split of experts has no effect on a model that has none.
+    known = (layout_of(trial.params) for trial in trials) if is_exact else ()
+    layouts = {replace(layout, ep=1, etp=1) for layout in known if layout is not None}
+    # Every pair is compared only where that can end the study, so that the work does not grow with the trials.
+    are_enough = len(points) >= num_alike or len(layouts) >= num_alike
+    if are_enough and are_alike(trials, by_memory=not is_blind, same_time=same_time):
         names = [name for name in trials[0].params if len({trial.params.get(name) for trial in trials}) > 1]
         what = f"{len(trials)} trials that differ in {', '.join(names)} all take the same time"
         memory = "" if is_blind else f" and memory ({format_bytes(trials[0].peak_memory_bytes or 0)})"
         raise OptionsWithoutEffect(f"the options take no effect: {what}{memory}; {HINT}")
 
 
-def _without_experts(layout: Layout | None) -> Layout | None:
-    """Return a layout without the split of experts, which says nothing of a model that has none."""
-    return None if layout is None else replace(layout, ep=1, etp=1)
-
-
 def are_alike(trials: Sequence[Trial], *, by_memory: bool = True, same_time: float = SAME_TIME) -> bool:
-    """Tell whether every run went well and took the same time, and the same memory as well unless that is known."""
+    """Tell whether every run went well and took the same time, and the same memory where `by_memory` asks for it."""
     return all(_same(a, b, same_time, by_memory=by_memory) for a, b in itertools.combinations(trials, 2))
 
 

@@ -20,9 +20,9 @@ _MAX_CANDIDATES = 5_000
 _VALIDATION = re.compile(r"[0-9]{1,4} validation errors? for \w")
 _MAX_MARKS = 8
 
-# What launchers put before a line: [rank3]:, [default3]:, 3:, [1,3]<stderr>:, (Worker pid=9), a date, or the name of a
-# host, which has a digit and no capital, so that neither an exception nor a program's own word is taken for one. Source
-# lines are indented and so never look like it; srun pads its numbers, but with fewer blanks.
+# Prefixes of launchers: [rank3]:, [default3]:, 3:, [1,3]<stderr>:, (Worker pid=9), a date, or the name of a host, which
+# has a digit and no capital, so that no exception or word of a program is mistaken for one. Source lines are indented
+# and so never match; srun pads its numbers, but with fewer blanks.
 _PREFIX = re.compile(
     r"(?:\[[^\[\]]{1,60}\]:?|<std(?:out|err)>:?|\([^()]{1,60}\)|[0-9]{1,6}:"
     r"|[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}\S{0,12}"
@@ -57,13 +57,13 @@ _CONSEQUENCE_TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """Hold one exception and the rank that raised it, where the log tells."""
+    """An exception, and the rank that raised it where the log shows it."""
 
     type: str
     text: str
     rank: int | None
     is_aside: bool = False
-    """Raised in a side thread, or by an import that programs often survive."""
+    """Whether it was raised in a side thread, or by an import that programs often survive."""
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class RankError:
 
 
 def first_error(log: str, root_rank: int | None = None) -> RankError | None:
-    """Return the first exception that no other rank caused; the root cause's rank goes first where it raised one."""
+    """Return the first exception that no other rank caused; one of the root cause's rank is preferred."""
     primary = [error for error in _traced_errors(log) if not error.is_consequence]
     if not primary:
         return next((error for error in _bare_errors(log) if not error.is_consequence), None)
@@ -92,14 +92,14 @@ def first_error(log: str, root_rank: int | None = None) -> RankError | None:
 
 
 def line_at(log: str, position: int) -> str:
-    """Return the line around `position`, or as much of it as is worth looking at."""
+    """Return the line around `position`, within bounds."""
     start = log.rfind("\n", max(0, position - _MAX_LINE), position) + 1 or max(0, position - _MAX_LINE)
     end = log.find("\n", position, position + _MAX_LINE)
     return log[start : end if end >= 0 else position + _MAX_LINE]
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:
-    """Return the rank that a line is marked with, and the line without such marks.
+    """Return the rank of a line's prefix, and the line without prefixes.
 
     >>> split_prefix("[rank3]:   File")
     (3, '  File')
@@ -109,7 +109,7 @@ def split_prefix(line: str) -> tuple[int | None, str]:
 
 
 class _Speaker(NamedTuple):
-    """Hold who wrote a line, as far as its marks tell."""
+    """The process that wrote a line, as far as its prefixes show it."""
 
     host: str | None
     rank: int | None
@@ -142,7 +142,7 @@ def occurrences(log: str, needle: str) -> Iterator[int]:
 
 
 def _traced_errors(log: str) -> list[RankError]:
-    """Return the exceptions at the ends of tracebacks, in order; of a chain, the last one."""
+    """Return the exceptions at the ends of tracebacks, in order; the last one of a chain."""
     errors: list[RankError] = []
     budget = _MAX_WALKED_LINES
     for position in occurrences(log, TRACEBACK):
@@ -202,7 +202,7 @@ def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: boo
 
 
 def _first_field(following: Iterator[str], speaker: _Speaker, indent: str) -> str:
-    """Return which field pydantic refuses and why, which it says in the two lines below its exception."""
+    """Return the field that pydantic refuses and why, from the two lines below its exception."""
     reported = (_split_speaker(line) for line in itertools.islice(following, 8))
     own = [rest.removeprefix(indent).strip() for other, rest in reported if other == speaker and rest.strip()]
     return ": ".join(own[:2]).partition(" [type=")[0]

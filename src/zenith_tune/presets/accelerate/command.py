@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zenith_tune.errors import CommandError
+from zenith_tune.hooks.injection import HOOK_PATH
 from zenith_tune.presets.accelerate.settings import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, TOP
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import ACCELERATE, LauncherOption
@@ -13,8 +14,6 @@ PRESET = "preset accelerate"
 FILE_NAME = "accelerate_config.yaml"
 TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
 """Where a trial's own configuration lies; the tuner fills the folder in."""
-HOOK_FOLDER = "hook"
-HOOK_PATH = f"{{trial_folder}}/{HOOK_FOLDER}"
 ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 """What Accelerator() takes the steps of accumulation from, before its own argument."""
 

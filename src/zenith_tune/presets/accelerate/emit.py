@@ -6,13 +6,12 @@ Accelerate ignores an unknown key of these parts in silence, so that every key h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from zenith_tune.errors import UsageError
+from zenith_tune.hooks.injection import hook_files
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
-from zenith_tune.presets import import_hook
-from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
+from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, Launch
 from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
@@ -188,20 +187,7 @@ DS_PATH = f"{{trial_folder}}/{DS_FILE}"
 _SHORT = {"tp": "TP", "pp": "PP", "cp": "CP", "ep": "EP", "stage": "Z", "mbs": "mbs", "zero": "zero"}
 
 
-HOOK_SOURCES = {
-    "zenithtune_import_hook": Path(import_hook.__file__),
-    "zenithtune_model_hook": Path(__file__).with_name("model_hook.py"),
-}
-"""What the hook imports in the user's process, by the names that it has there."""
-
-
-def hook_files(sources: Mapping[str, Path]) -> dict[str, str]:
-    """Return the files of a trial's hook, by the names of their modules."""
-    return {f"{HOOK_FOLDER}/{name}.py": path.read_text(encoding="utf-8") for name, path in sources.items()}
-
-
-HOOK_FILES = hook_files({"sitecustomize": Path(__file__).with_name("hook.py"), **HOOK_SOURCES})
-"""What a trial's PYTHONPATH begins with."""
+HOOK_FILES = hook_files({"accelerate": {}}, "model")
 
 
 def settings_of(backend: Backend, params: Mapping[str, Value]) -> AccelerateSettings:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.evaluator import AccelerateRun
+from zenith_tune.evaluators.hooked_run import HookedRun
 from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, AccelerateJob
+from zenith_tune.presets.accelerate.live_model import LiveModel
 
 ACCUMULATION = "gas"
 """The name of the accumulation among what a script fixes."""
@@ -21,7 +22,7 @@ ACCUMULATION = "gas"
 
 @dataclass(frozen=True, slots=True)
 class LiveField:
-    """Hold one field of a plugin: which axis it is, what it is called there, in the file and in the hook's lines."""
+    """One field of a plugin, with its axis and its names in the plugin, in the file and in the hook's lines."""
 
     axis: str
     argument: str
@@ -72,7 +73,7 @@ WHOLE_CONFIG = "hf_ds_config"
 """The argument by which a script gives DeepSpeed all of its configuration."""
 
 
-def live_job(job: AccelerateJob, run: AccelerateRun) -> AccelerateJob:
+def live_job(job: AccelerateJob, run: HookedRun) -> AccelerateJob:
     """Return the job with the backend, the values and the accumulation that it ran with."""
     if not run.reports:
         return job
@@ -94,7 +95,7 @@ def live_job(job: AccelerateJob, run: AccelerateRun) -> AccelerateJob:
         own_micro_batch=job.own_micro_batch or _micro_batch(job, run),
         seq_len=job.seq_len or run.seq_len,
         live_precision=None if run.precision == job.precision else run.precision,
-        live_gpu=run.model.gpu if run.model else None,
+        live_gpu=run.gpu,
         fixed=fixed,
     )
 
@@ -132,19 +133,20 @@ def _fixed_accumulation(job: AccelerateJob, given: Mapping[str, Mapping[str, Any
     return {ACCUMULATION: f"Accelerator({name}=...)"} if is_by_plugin else {}
 
 
-def _micro_batch(job: AccelerateJob, run: AccelerateRun) -> int | None:
+def _micro_batch(job: AccelerateJob, run: HookedRun) -> int | None:
     """Return the samples of a pass, where a given batch is none other than these make."""
     if run.model is None or job.given_batch is not None:
         return None
     of_megatron = run.settings.get("micro_batch_size")  # whose passes are of all micro-batches of an update
-    return of_megatron if type(of_megatron) is int else run.model.micro_batch
+    live = LiveModel.of(run.model)
+    return of_megatron if type(of_megatron) is int else live.micro_batch if live else None
 
 
 def _live_values(backend: str, reported: Mapping[str, Any]) -> dict[str, Any]:
     return {each.key: reported[each.reported] for each in FIELDS.get(backend, ()) if each.reported in reported}
 
 
-def _refuse_other_batch(job: AccelerateJob, run: AccelerateRun, accumulation: int) -> None:
+def _refuse_other_batch(job: AccelerateJob, run: HookedRun, accumulation: int) -> None:
     """Refuse a batch that was given and is not the one that the user's own command trains."""
     trained = run.samples
     if job.given_batch is None or trained is None or job.own_micro_batch is None or trained == job.given_batch:

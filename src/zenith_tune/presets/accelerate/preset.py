@@ -12,6 +12,7 @@ from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.hooked_run import HookedRun, RunAsked
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.command import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
 from zenith_tune.presets.accelerate.emit import (
@@ -23,7 +24,6 @@ from zenith_tune.presets.accelerate.emit import (
     settings_of,
     trial_command,
 )
-from zenith_tune.presets.accelerate.evaluator import AccelerateRun, RunAsked
 from zenith_tune.presets.accelerate.job import (
     DEEPSPEED_TYPE,
     FSDP_TYPE,
@@ -36,7 +36,7 @@ from zenith_tune.presets.accelerate.job import (
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
 from zenith_tune.presets.accelerate.live_model import HINT as MODEL_HINT
-from zenith_tune.presets.accelerate.live_model import model_notes
+from zenith_tune.presets.accelerate.live_model import LiveModel, model_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
@@ -229,12 +229,12 @@ class AcceleratePreset(TuningPreset):
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn what the script sets in Python: its plugin, what it gives to it, the accumulation, and its model."""
-        before, run = self._backend.job, AccelerateRun.read(log)
+        before, run = self._backend.job, HookedRun.read(log)
         self._release = logged_release(log)
         self._samples = run.samples
         planned = self._subject.get()
         after = live_job(before, run)
-        model = None if self._given.model else run.model
+        model = None if self._given.model else LiveModel.of(run.model)
         if model is not None:
             self._model = LookedUp(model.spec)
         if after != before or model is not None:

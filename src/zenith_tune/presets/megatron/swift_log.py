@@ -1,4 +1,4 @@
-"""The dictionary lines that ms-swift 4.x prints instead of Megatron's iteration lines.
+"""The dictionary lines that ms-swift 4.x prints instead of Megatron's iteration lines, on standard output or in a file.
 
     {'loss': 1.2, 'grad_norm': 0.5, 'iteration': '5/100', 'elapsed_time': '23s', 'memory(GiB)': 41.2,
      'train_speed(s/it)': 4.612345}
@@ -7,11 +7,9 @@
 `iteration * train_speed` between two lines. A resumed run counts its iterations from where it resumed; that number is
 not printed, and is inferred from the elapsed time.
 
-The logging.jsonl that ms-swift writes: it has the lines where standard output shows none of them.
-
-Only the last rank prints, which on several nodes is one that the log is not of, and a script may keep its output to
-itself. The file lies in the output folder or, as a rule, in a folder below it for each run, such as
-`v0-20260822-152222`. One that was last written before the trial began is another run's.
+Only the last rank prints, which with several nodes may be on another one, and a script may redirect its output; then
+the lines are read from logging.jsonl. It lies in the output folder or, as a rule, in a folder below it for each run,
+such as `v0-20260822-152222`. One that was last written before the trial began belongs to another run.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import CommandError
-from zenith_tune.evaluators.iterations import IterationLine, first_flaw, gib_to_bytes, last_run, read_number
+from zenith_tune.evaluators.steps import Step, first_flaw, gib_to_bytes, read_number
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.trial_log import TrialLog
 
@@ -38,16 +36,17 @@ _REACH = 8 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """Hold one dictionary line."""
+    """One dictionary line."""
 
     iteration: int
     mean_s: float
     fields: Mapping[str, str]
+    position: int
 
 
-def read_swift_lines(log: str) -> list[IterationLine]:
-    """Return one iteration line for each interval between two dictionary lines, and one for the first of them."""
-    lines: list[IterationLine] = []
+def read_swift_steps(log: str) -> list[Step]:
+    """Return one step for each interval between two dictionary lines, and one for the first of them."""
+    found: list[Step] = []
     entries = _last_run(list(_entries(log)))
     start = _start_iteration(entries)
     before_iteration, before_s = start, 0.0
@@ -55,19 +54,19 @@ def read_swift_lines(log: str) -> list[IterationLine]:
         total_s = (entry.iteration - start) * entry.mean_s
         steps = entry.iteration - before_iteration
         if steps > 0:
-            lines.append(_line(entry, (total_s - before_s) / steps))
-        # A second line of the same iteration is an evaluation's: its time belongs to no interval.
+            found.append(
+                Step(
+                    number=entry.iteration,
+                    seconds=(total_s - before_s) / steps,
+                    memory_bytes=gib_to_bytes(entry.fields.get("memory(GiB)")),
+                    flaw=first_flaw(entry.fields),
+                    has_loss=False,
+                    position=entry.position,
+                )
+            )
+        # A second line of the same iteration is of an evaluation: its time belongs to no interval.
         before_iteration, before_s = entry.iteration, total_s
-    return last_run(lines)
-
-
-def _line(entry: _Entry, seconds: float) -> IterationLine:
-    return IterationLine(
-        iteration=entry.iteration,
-        seconds=seconds,
-        memory_bytes=gib_to_bytes(entry.fields.get("memory(GiB)")),
-        flaw=first_flaw(entry.fields),
-    )
+    return found
 
 
 def _entries(log: str) -> Iterator[_Entry]:
@@ -81,7 +80,7 @@ def _entries(log: str) -> Iterator[_Entry]:
         mean_s = read_number(fields.get("train_speed(s/it)", ""))
         # Before its first step a run prints a speed of 0.
         if mean_s is not None and mean_s != 0:
-            yield _Entry(iteration=int(match[1]), mean_s=mean_s, fields=fields)
+            yield _Entry(iteration=int(match[1]), mean_s=mean_s, fields=fields, position=opening)
 
 
 def _last_run(entries: list[_Entry]) -> list[_Entry]:
@@ -92,7 +91,7 @@ def _last_run(entries: list[_Entry]) -> list[_Entry]:
 
 
 def _restarts(before: _Entry, entry: _Entry) -> bool:
-    """Tell whether a run begins: it is back at an iteration, which neither a doubled line nor an evaluation's is."""
+    """Tell whether a run begins: it repeats an iteration, other than by a doubled line or that of an evaluation."""
     if entry.iteration != before.iteration:
         return entry.iteration < before.iteration
     return entry.fields != before.fields and "loss" in before.fields and "loss" in entry.fields
@@ -108,14 +107,14 @@ def _start_iteration(entries: Sequence[_Entry]) -> int:
         return 0
     days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
     start = last.iteration - (((days * 24 + hours) * 60 + minutes) * 60 + seconds) / last.mean_s
-    # The clock is whole seconds, so the number of steps is known to within one second's worth of them.
+    # The clock shows whole seconds, so the number of steps is known to within those of one second.
     uncertainty = 1 + 1 / last.mean_s
     return round(start) if uncertainty < start < first.iteration - 0.5 else 0
 
 
 NAME = "logging.jsonl"
 OUTPUT_OPTIONS = ("--output-dir", "--save")
-"""How ms-swift 4 and 3 spell the folder."""
+"""The output folder's options in ms-swift 4 and 3."""
 
 _SAID = re.compile(r"(?:logging_path|logging file will be saved in): (\S[^\r\n]{0,1000}?logging\.jsonl)")
 _VERSION = re.compile(r"v[0-9]{1,6}-")
@@ -137,7 +136,7 @@ def logging_file(log: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _places(log: str, command: str) -> Iterator[Path]:
-    """Yield where the file may lie: where the log says, or else where the command puts its output."""
+    """Yield where the file may lie: where the log says, or where the command puts its output."""
     said = [match[1] for match in _SAID.finditer(log)]
     if said:
         yield from _reachable(said[-1], command)
@@ -166,7 +165,7 @@ def _reachable(text: str | None, command: str) -> Iterator[Path]:
         return
     try:
         path = Path(text).expanduser()
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # no such user
         return
     if path.is_absolute() or not _MOVES.search(command):
         yield path

@@ -1,11 +1,13 @@
-"""The evaluator of Megatron-Bridge: Megatron's iteration lines, of a run that was configured as it was asked for."""
+"""The evaluator of Megatron-Bridge: Megatron's iteration lines, of a run that was configured as its trial asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress
+from zenith_tune.evaluators.base import EvaluatorRegistry, OtherSettingsError
+from zenith_tune.evaluators.steps import LoggedSteps
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron_bridge.config import RecipeConfig
 from zenith_tune.study.parameters import Value
@@ -13,7 +15,7 @@ from zenith_tune.study.parameters import Value
 
 @EvaluatorRegistry.register("megatron-bridge")
 class MegatronBridgeEvaluator(MegatronEvaluator):
-    """Read the steady speed from the iteration lines; the sequence is that of the configuration that the run prints."""
+    """The steady speed by the iteration lines; the sequence is that of the configuration that the run prints."""
 
     def __init__(self, objective: str = "tokens_per_s", gbs: int | None = None, seq: int | None = None) -> None:
         super().__init__(objective, gbs, seq)
@@ -30,18 +32,13 @@ class MegatronBridgeEvaluator(MegatronEvaluator):
         """Say what is measured; batch and sequence are those of the run itself."""
         return f"megatron {self.objective}, {self.direction}"
 
-    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the value of a run that was configured as its trial asked."""
-        config = RecipeConfig.in_log(stdout)
-        params = metadata.get("parameters") or {}
+    def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:
+        """Return the steps of a run that was configured as its trial asked."""
+        config, params = RecipeConfig.in_log(log), metadata.get("parameters") or {}
         if config is not None and params and (fault := config.fault(self.asked(params))):
             raise OtherSettingsError(fault)
-        return self._of(config).measure(stdout, metadata)
-
-    def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
-        """Return the values of the steady lines so far."""
-        return self._of(RecipeConfig.in_log(stdout)).progress(stdout, metadata)
-
-    def _of(self, config: RecipeConfig | None) -> MegatronEvaluator:
+        logged = super().read(log, metadata)
         length = config.get("seq_length") if config else None
-        return MegatronEvaluator(self.objective, self.gbs, self.seq or (length if type(length) is int else None))
+        if self.seq is not None or type(length) is not int:
+            return logged
+        return replace(logged, sizes=replace(logged.sizes, seq=length))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.hooks.injection import HOOK_PATH, hook_events, hook_files
+from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets import import_hook
-from zenith_tune.presets.accelerate.command import HOOK_PATH
-from zenith_tune.presets.accelerate.emit import hook_files
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
 from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
-from zenith_tune.presets.megatron_lm import hook
 from zenith_tune.presets.megatron_lm.command import (
     measured_command,
     refuse_unwritable,
@@ -56,10 +52,7 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
 
-HOOK_FILES = hook_files(
-    {"sitecustomize": Path(hook.__file__), "zenithtune_import_hook": Path(import_hook.__file__)},
-)
-APEX = (hook.FUSED_GRADIENTS, hook.FUSED_SOFTMAX)
+APEX = (FUSED_GRADIENTS, FUSED_SOFTMAX)
 """What is built with Apex."""
 NO_APEX = ("Apex is not installed", "Apex are not installed")
 """What Megatron warns of when it starts without it."""
@@ -76,26 +69,17 @@ def asking(command: str) -> str:
 def installed(log: str) -> dict[str, bool]:
     """Return which packages are there and which are not, as far as a log tells; one process that has it is enough.
 
-    >>> installed('zenithtune-accelerate: {"packages": {"deep_ep": false}}')
+    >>> installed('zenithtune: {"packages": {"deep_ep": false}}')
     {'deep_ep': False}
     """
     found: dict[str, bool] = {}
-    for line in log.splitlines():
-        _, prefix, text = line.partition(import_hook.PREFIX)
-        for name, is_there in (_packages(text) if prefix else {}).items():
+    for event in hook_events(log):
+        packages = event.get("packages")
+        for name, is_there in packages.items() if isinstance(packages, dict) else ():
             found[name] = found.get(name, False) or is_there is True
     if any(warning in log for warning in NO_APEX):
         found = {**dict.fromkeys(APEX, False), **found}
     return found
-
-
-def _packages(text: str) -> dict[str, object]:
-    """Return what one line says; nothing where another line runs into it."""
-    try:
-        found = json.loads(text).get("packages", {})
-    except (AttributeError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -319,7 +303,7 @@ class MegatronLmPreset(TuningPreset):
         return asking(command)
 
     def baseline_files(self) -> dict[str, str]:
-        return HOOK_FILES
+        return hook_files({"packages": {}})
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn which packages levers can count on; what that rules out stands in the report."""

@@ -23,7 +23,7 @@ from zenith_tune.presets.torchtitan.command import (
     titan_run,
 )
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, FIRST, MODULE, TOKENS, Dialect, dialect_of
-from zenith_tune.presets.torchtitan.live import TitanRun
+from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun
 

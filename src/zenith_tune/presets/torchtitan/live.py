@@ -1,117 +1,15 @@
-"""What a run of torchtitan logs of itself: the batch, its settings where it prints them, and the shape of its model."""
+"""The shape of the model that a run of torchtitan trained, by the description in its log."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.torchtitan.command import Settings, flat
-from zenith_tune.presets.torchtitan.dialect import AC_MODE
+from zenith_tune.presets.torchtitan.log import TitanRun
 
-RANK = re.compile(r"\[[A-Za-z_]*([0-9]{1,6})\]:")
-"""What torchrun puts in front of the lines of a rank."""
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_SETTINGS = re.compile(r"Running with configs: (?=\{)")
-_MODEL_ARGS = re.compile(r"Building (\S+) (\S+?) ?with (?=\{)")
-_PARAMS = re.compile(r"Model (\S+) (\S+) size: ([0-9,]+) total parameters")
-_SAMPLES = re.compile(r"global batch size ([0-9]+), gradient accumulation steps ([0-9]+), sequence length ([0-9]+)")
-_TOKENS = re.compile(
-    r"(?<![0-9])([0-9]{1,15}) tokens per train step, gradient accumulation steps ([0-9]+)"
-    r", maximum context length ([0-9]+)"
-)
-_GPU = re.compile(r"CUDA capacity: (.{1,80}?) with [0-9.]+GiB memory")
 PARAMS_TOLERANCE = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TitanRun:
-    """Hold what the log of one run says; None, or nothing, where it does not."""
-
-    settings: Settings
-    model: Mapping[str, Any]
-    """Its description: of a configuration in Python by parts, or the arguments of the older releases."""
-    model_name: str = ""
-    num_params: int | None = None
-    step_tokens: int | None = None
-    seq_len: int | None = None
-    gpu: str | None = None
-
-    @classmethod
-    def read(cls, log: str) -> Self:
-        """Read a log, whoever started its ranks."""
-        text = first_rank(COLOUR.sub("", log))
-        dump, args, params = _json(_SETTINGS, text), _json(_MODEL_ARGS, text), _PARAMS.search(text)
-        spec = dump.get("model_spec") or {}
-        gpu = _GPU.search(text)
-        step_tokens, seq_len = _batch(text)
-        return cls(
-            settings=_settings(dump),
-            model=spec.get("model") or args,
-            model_name=f"{params[1]} {params[2]}" if params else "",
-            num_params=int(params[3].replace(",", "")) if params else None,
-            step_tokens=step_tokens,
-            seq_len=seq_len,
-            gpu=gpu[1] if gpu else None,
-        )
-
-
-def first_rank(log: str) -> str:
-    """Return the lines of the lowest rank without what torchrun puts in front of them; all where it puts nothing.
-
-    >>> first_rank("start\\n[rank1]:a\\n[rank0]:b\\n")
-    'b'
-    """
-    lines = log.splitlines()
-    marks = [RANK.match(line) for line in lines]
-    if not any(marks):
-        return log
-    lowest = min(int(mark[1]) for mark in marks if mark)
-    return "\n".join(
-        line[mark.end() :] for line, mark in zip(lines, marks, strict=True) if mark and int(mark[1]) == lowest
-    )
-
-
-def _json(pattern: re.Pattern[str], text: str) -> dict[str, Any]:
-    match = pattern.search(text)
-    if match is None:
-        return {}
-    try:
-        found, _ = json.JSONDecoder().raw_decode(text, match.end())
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _settings(dump: Mapping[str, Any]) -> Settings:
-    if not dump:
-        return {}
-    found = flat({name: value for name, value in dump.items() if name != "model_spec"})
-    if AC_MODE not in found:
-        found[AC_MODE] = _recomputation(dump.get("activation_checkpoint"))
-    return found
-
-
-def _recomputation(policy: Any) -> str:
-    """Return the mode of a policy, of which a dump has the fields alone."""
-    if not isinstance(policy, Mapping):
-        return "none"
-    if "memory_budget" in policy:
-        return "memory_budget"
-    return "selective" if any("recompute" in name for name in policy) else "full"
-
-
-def _batch(text: str) -> tuple[int | None, int | None]:
-    """Return the tokens of a step and of a sample, as the trainer says them when it is ready."""
-    if match := _SAMPLES.search(text):
-        return int(match[1]) * int(match[3]), int(match[3])
-    if match := _TOKENS.search(text):
-        return int(match[1]), int(match[3])
-    return None, None
 
 
 def live_model(run: TitanRun) -> ModelSpec:

@@ -17,7 +17,8 @@ from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_setti
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
 from zenith_tune.presets.torchtitan.job import STEPS, TitanJob, live_job, read_job
 from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation, levers_for
-from zenith_tune.presets.torchtitan.live import TitanRun, live_model
+from zenith_tune.presets.torchtitan.live import live_model
+from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value

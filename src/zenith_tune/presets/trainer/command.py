@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.command import HOOK_PATH
+from zenith_tune.hooks.injection import HOOK_PATH
 from zenith_tune.presets.accelerate.job import PLAIN_TYPE, launched_backend
 from zenith_tune.presets.accelerate.settings import read_yaml, yaml_text
 from zenith_tune.presets.deepspeed.command import find_config

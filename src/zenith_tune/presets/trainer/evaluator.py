@@ -1,235 +1,43 @@
-"""The evaluator of Trainers: the steady speed of a Trainer that was made with the arguments that were asked for.
-
-The lines are those of the trial's hooks (presets/trainer/hook.py and presets/accelerate/hook.py). The Trainer's own
-figures are not read: they are cumulative since its start, and divide the steps that it meant to make.
-"""
+"""The evaluator of Trainers: the steady speed of a Trainer that was made with the arguments that were asked for."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import ClassVar, Self
 
-from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement
-from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator, AccelerateRun, Step, hook_events
-from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH, PACKING
+from zenith_tune.evaluators.base import EvaluatorRegistry
+from zenith_tune.evaluators.hooked_run import PLAIN, HookedRun
+from zenith_tune.evaluators.hooked_speed import HookedEvaluator
+from zenith_tune.evaluators.speed import Units
+from zenith_tune.evaluators.steps import SAMPLES, SECONDS, LoggedSteps
+from zenith_tune.presets.trainer.log import TrainerRun
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.trial import CONFIRMED_ON
-
-SAMPLE_PACKING = "sample_packing"
-"""Of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
-NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveTrainer:
-    """Hold what a Trainer said of itself when it began to train."""
-
-    kind: str
-    arguments: Mapping[str, Any]
-    """Fields of its TrainingArguments."""
-    world: int = 1
-    gpus_of_process: int = 0
-    """Above 1 it runs torch's DataParallel."""
-    read_from: str = ""
-    """What HfArgumentParser read them from: options, file, or nothing where the script sets them itself."""
-    is_checkpointing: bool = False
-    """Whether the script has turned gradient checkpointing on before the Trainer could."""
-    attention: str | None = None
-    packages: frozenset[str] = frozenset()
-    """Those of the optional ones that its interpreter has."""
-    major_release: int = 0
-    """Of transformers."""
-    compute: int = 0
-    """The GPU's compute capability times ten; 0 without a GPU."""
-
-    @classmethod
-    def of(cls, event: Mapping[str, Any]) -> Self | None:
-        """Read the hook's line."""
-        arguments, packages = event.get("arguments"), event.get("packages")
-        if event.get("event") != "trainer" or not isinstance(arguments, Mapping):
-            return None
-        return cls(
-            kind=str(event.get("class")),
-            arguments=arguments,
-            world=_count(event.get("world")) or 1,
-            gpus_of_process=_count(event.get("gpus_of_process")),
-            read_from=str(event.get("read_from") or ""),
-            is_checkpointing=event.get("checkpointing") is True,
-            attention=event["attention"] if isinstance(event.get("attention"), str) else None,
-            packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
-            major_release=int(major) if (major := str(event.get("version")).partition(".")[0]).isdecimal() else 0,
-            compute=_count(event.get("compute")),
-        )
-
-    @property
-    def micro_batch(self) -> int | None:
-        """Samples of a pass of one rank."""
-        return _count(self.arguments.get(MICRO_BATCH)) or None
-
-    @property
-    def checkpoints(self) -> bool:
-        """Whether activations are recomputed, by an argument or by a call of the program."""
-        return self.is_checkpointing or self.arguments.get(CHECKPOINTING) is True
-
-    @property
-    def batch(self) -> int | None:
-        """Samples of an update of all ranks."""
-        accumulation = _count(self.arguments.get(ACCUMULATION)) or 1
-        return self.micro_batch * accumulation * self.world if self.micro_batch else None
-
-    def fault(self, asked: Mapping[str, Value]) -> str | None:
-        """Return in one line which argument did not arrive."""
-        held = {**self.arguments, CHECKPOINTING: self.checkpoints, ATTENTION: self.attention}
-        for name, wanted in asked.items():
-            if name in held and str(held[name]).lower() != str(wanted).lower():
-                problem = f"the Trainer was made with {name} {held[name]}, where {wanted} was asked for"
-                return f"{problem}: the script sets it after it has read its arguments"
-        return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongestBatch:
-    """Hold what the first updates of a run that confirms a point were given."""
-
-    num_updates: int
-    problem: str = ""
-    """Why they were none of the longest samples."""
-    num_samples: int = 0
-    length: int = 0
-    """Of the longest: tokens, or characters where the samples are text."""
-    shortest: int = 0
-    num_looked_at: int = 0
-    """0 where tokens were repeated up to the length that samples are cut at."""
-
-    @classmethod
-    def of(cls, event: Mapping[str, Any]) -> Self | None:
-        """Read the hook's line."""
-        if event.get("event") != "longest":
-            return None
-        return cls(
-            num_updates=_count(event.get("updates")),
-            problem=str(event.get("problem") or ""),
-            num_samples=_count(event.get("samples")),
-            length=_count(event.get("length")),
-            shortest=_count(event.get("shortest")),
-            num_looked_at=_count(event.get("looked_at")),
-        )
-
-    def extra(self) -> dict[str, Value]:
-        """Return what is recorded of it; nothing where all samples are of one length."""
-        if self.problem:
-            return {CONFIRMED_ON: f"not tried on the longest samples: {self.problem}"}
-        if self.shortest == self.length:
-            return {}
-        samples = f"the {self.num_samples} longest of {self.num_looked_at} samples"
-        tried = samples if self.num_looked_at else f"{self.num_samples} samples of the length that they are cut at"
-        return {CONFIRMED_ON: f"tried on {tried}, up to {self.length}", "longest_sample": self.length}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerRun(AccelerateRun):
-    """Hold what a log tells, with the Trainer in it."""
-
-    trainer: LiveTrainer | None = None
-    trains_otherwise: bool = False
-    """Whether an optimizer made steps without a Trainer, at which the hook ended the program."""
-    longest: LongestBatch | None = None
-    usual_tokens: float | None = None
-    """Of an update of the user's own command, on average; None of that run itself."""
-
-    @classmethod
-    def read(cls, log: str) -> Self:
-        """Read the lines of both hooks; of several Trainers the last counts."""
-        run = AccelerateRun.read(log)
-        events = hook_events(log)
-        found = [trainer for event in events if (trainer := LiveTrainer.of(event)) is not None]
-        trainer = found[-1] if found else None
-        held: dict[str, Any] = {each.name: getattr(run, each.name) for each in fields(run)}
-        longest = next((batch for event in events if (batch := LongestBatch.of(event)) is not None), None)
-        num_longest = longest.num_updates if longest else 0
-        # What the longest samples take is no speed; the end of the last of them is the begin of what is timed.
-        held["steps"] = [_counted(step, trainer) for step in run.steps if step.number >= num_longest]
-        trains_otherwise = any(event.get("event") == "no_trainer" for event in events)
-        return cls(**held, trainer=trainer, trains_otherwise=trains_otherwise, longest=longest)
-
-    @property
-    def new_shapes(self) -> float:
-        """Share of the updates that brought a length of batches, padding included, that none before had."""
-        lengths = [step.sequence for _, step in self.timed if step.sequence is not None]
-        return (len(set(lengths)) - 1) / (len(lengths) - 1) if len(lengths) > 1 else 0.0
-
-    @property
-    def mean_tokens(self) -> float | None:
-        """Tokens of an update that are no padding, on average; None where a step does not tell."""
-        counts = [step.tokens for _, step in self.timed if step.tokens is not None]
-        return statistics.fmean(counts) if counts and len(counts) == len(self.timed) else None
-
-    @property
-    def seconds(self) -> list[float]:
-        """The time of each step; where samples are of many lengths, what it were for as many tokens as usual.
-
-        How much longer a step of more tokens takes is learnt from the steps themselves, by least squares: nothing where
-        the host is the bottleneck, in proportion at most. Packed rows hold more samples the more tokens they hold.
-        """
-        times, mean = [step_s for step_s, _ in self.timed], self.mean_tokens
-        if mean is None:
-            return times
-        tokens = [float(step.tokens or mean) for _, step in self.timed]
-        usual, mean_s = self.usual_tokens or mean, statistics.fmean(times)
-        slope = statistics.linear_regression(tokens, times).slope if len(set(tokens)) > 1 else 0.0
-        token_s = min(max(slope, 0.0), mean_s / mean)
-        packs = self.trainer is not None and self.trainer.arguments.get(PACKING) is True
-        usual_s = mean_s * usual / mean if packs else mean_s + token_s * (usual - mean)
-        expected = [mean_s + token_s * (num - mean) for num in tokens]
-        return [step_s * usual_s / own_s for step_s, own_s in zip(times, expected, strict=True)]
-
-    def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
-        """Return in one line why this is not the Trainer that was asked for."""
-        if self.trainer is None:
-            seen = " and was ended after its first optimizer steps" if self.trains_otherwise else ""
-            return f"the program made no Trainer of transformers that trains{seen}: {NO_TRAINER_HINT}"
-        if (num := self.trainer.gpus_of_process) > 1:
-            problem = f"the Trainer runs {num} GPUs in one process by torch's DataParallel, which is slow"
-            return f"{problem}: start the script by torchrun --nproc-per-node {num}, or set CUDA_VISIBLE_DEVICES=0"
-        return self.trainer.fault(asked)
-
-
-def _counted(step: Step, trainer: LiveTrainer | None) -> Step:
-    """Return a step with its samples, also where the data is a stream that does not tell them, or rows hold several."""
-    if trainer is None or trainer.micro_batch is None:
-        return step
-    if step.samples is not None and not trainer.arguments.get(SAMPLE_PACKING):
-        return step
-    return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0
 
 
 @EvaluatorRegistry.register("trainer")
-class TrainerEvaluator(AccelerateEvaluator):
-    """Read the steady speed of a Trainer from the lines of its trial's hooks.
+class TrainerEvaluator(HookedEvaluator):
+    """The steady speed of a Trainer by the lines of its trial's hooks.
 
     `throughput` is samples per second, `latency` seconds per step. A Trainer of other than `n_gpus` processes has no
     value, nor has one whose arguments are not those that were asked for, unless `check` is false.
     """
+
+    units: ClassVar[Units] = {"throughput": (SAMPLES,), "latency": (SECONDS,)}
 
     def __init__(
         self,
         objective: str = "throughput",
         gbs: int | None = None,
         n_gpus: int | None = None,
-        wrapper: str = "DistributedDataParallel",
+        wrapper: str = PLAIN,
         check: bool = True,
     ) -> None:
         super().__init__(objective, gbs, n_gpus, wrapper, check)
         self.arguments: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda params: {}
-        """What a point asks of TrainingArguments."""
+        """TrainingArguments that a point asks for."""
         self.usual_tokens: Callable[[], float | None] = lambda: None
-        """The tokens of an update of the user's own command, where they are known by now."""
+        """Tokens of an update of the user's own command, where they are known by now."""
 
     def with_objective(self, name: str) -> Self:
         """Return the evaluator of the same job that reads another objective."""
@@ -237,33 +45,26 @@ class TrainerEvaluator(AccelerateEvaluator):
         other.arguments, other.usual_tokens = self.arguments, self.usual_tokens
         return other
 
-    def read(self, log: str) -> TrainerRun:
-        """Return what a log tells of the run."""
+    def read_run(self, log: str) -> TrainerRun:
+        """Return the run that a log shows."""
         return replace(TrainerRun.read(log), usual_tokens=self.usual_tokens())
-
-    def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the value, with what a run that confirms a point met."""
-        measured, longest = super().measure(stdout, metadata), self.read(stdout).longest
-        return replace(measured, extra={**measured.extra, **(longest.extra() if longest else {})})
 
     def describe(self) -> str:
         """Say what is measured; the batch is that of the user's own command, whatever it turns out to be."""
         return f"trainer {self.objective}{'' if self.check else ', whatever the job ran as'}, {self.direction}"
 
-    @property
-    def _unit(self) -> str:
-        return "s" if self.objective == "latency" else "samples/s"
+    def _run_extra(self, run: HookedRun) -> dict[str, Value]:
+        longest = run.longest if isinstance(run, TrainerRun) else None
+        return {**super()._run_extra(run), **(longest.extra() if longest else {})}
 
-    def _batch(self, run: AccelerateRun, params: Mapping[str, Value]) -> int:
+    def _batch(self, run: HookedRun, params: Mapping[str, Value]) -> int:
         return self.asked(params).batch or run.samples or self.gbs or 1
 
-    def _fault(self, run: AccelerateRun, params: Mapping[str, Value]) -> str | None:
-        if not self.check:
-            return None
+    def _fault(self, run: HookedRun, params: Mapping[str, Value]) -> str | None:
         found = run.trainer_fault(self.arguments(params)) if isinstance(run, TrainerRun) else None
         # How many ranks srun and the like start is known by the run alone.
         is_comparable = bool(params) or self.asked(params).num_processes > 1 or not run.reports
         return found or (super()._fault(run, params) if is_comparable else None)
 
-    def _from_other_lines(self, log: str, metadata: Mapping[str, Any]) -> Measurement:
+    def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
         raise ValueError("the log has no speed, because the Trainer made no two steps: give --args steps=20 or more")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.evaluator import WRAPPER_NAMES
+from zenith_tune.evaluators.hooked_run import WRAPPER_NAMES
 from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
 from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.presets.trainer.command import (
@@ -25,7 +25,7 @@ from zenith_tune.presets.trainer.command import (
     option_values,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
-from zenith_tune.presets.trainer.evaluator import LiveTrainer, TrainerRun
+from zenith_tune.presets.trainer.log import LiveTrainer, TrainerRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
 from zenith_tune.study.parameters import Value
@@ -205,7 +205,7 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
         new_shapes=run.new_shapes,
         precision=run.precision if run.precision in ("bf16", "fp16", "fp8") else "fp32",
         seq_len=job.seq_len or run.seq_len,
-        gpu=run.model.gpu if run.model else None,
+        gpu=run.gpu,
     )
 
 
@@ -217,7 +217,7 @@ def live_notes(job: TrainerJob) -> list[str]:
     if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
         notes.append(
             "the script sets arguments itself: trials set theirs by a hook on PYTHONPATH, and best_command.sh by the"
-            " folder trainer_arguments beside it, whose arguments.json lists what to write into the script"
+            " folder trainer_arguments beside it, whose hooks.json lists what to write into the script"
         )
     if job.checkpoints_itself:
         notes.append("gradient checkpointing stays on, because the script turns it on by a call of its own")

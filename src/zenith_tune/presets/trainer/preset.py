@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,17 +10,15 @@ from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.hooked_run import RunAsked
+from zenith_tune.hooks.injection import hook_files
+from zenith_tune.hooks.trainer import HERE
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.accelerate import hook as accelerate_hook
-from zenith_tune.presets.accelerate.command import HOOK_FOLDER
-from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
-from zenith_tune.presets.accelerate.evaluator import RunAsked
-from zenith_tune.presets.accelerate.live_model import model_notes
+from zenith_tune.presets.accelerate.live_model import LiveModel, model_notes
 from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
-from zenith_tune.presets.trainer import hook, longest
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -37,9 +34,10 @@ from zenith_tune.presets.trainer.command import (
     with_options,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
-from zenith_tune.presets.trainer.evaluator import SAMPLE_PACKING, TrainerEvaluator, TrainerRun
+from zenith_tune.presets.trainer.evaluator import TrainerEvaluator
 from zenith_tune.presets.trainer.job import Carrier, TrainerJob, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
@@ -53,7 +51,7 @@ AUTO_BATCH = "auto_find_batch_size"
 MOST_TIMES = 5
 """So many times the updates of a trial are made at most, where they are quick."""
 IN_TRIALS: dict[str, Any] = {
-    "output_dir": f"{hook.HERE}/output",
+    "output_dir": f"{HERE}/output",
     "resume_from_checkpoint": None,
     "save_strategy": "no",
     "load_best_model_at_end": False,
@@ -67,17 +65,6 @@ IN_TRIALS: dict[str, Any] = {
     AUTO_BATCH: False,
 }
 """What the hook sets in every trial, and the best command is without; unknown names are left out there."""
-TRIAL_HOOK = hook_files(
-    {
-        "sitecustomize": Path(hook.__file__),
-        "zenithtune_accelerate_hook": Path(accelerate_hook.__file__),
-        **HOOK_SOURCES,
-    }
-)
-LONGEST = "zenithtune_longest"
-CONFIRMING_HOOK = {**TRIAL_HOOK, **hook_files({LONGEST: Path(longest.__file__)})}
-RESULT_HOOK = ("sitecustomize", "zenithtune_import_hook")
-"""The part of it that sets arguments."""
 
 
 @PresetRegistry.register("trainer")
@@ -149,12 +136,12 @@ class TrainerPreset(TuningPreset):
                 problem = f"{PRESET} knows the arguments of a script that sets them itself after a run of it alone"
                 raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
             return []
-        planned = self._subject.get()
-        if self._given.model is None and run.model is not None:
-            self._model = LookedUp(run.model.spec)
+        planned, model = self._subject.get(), None if self._given.model else LiveModel.of(run.model)
+        if model is not None:
+            self._model = LookedUp(model.spec)
         self._bind_job(live_job(job, run))
         notes = live_notes(self._space.job)
-        notes += model_notes(run.model if self._given.model is None else None, planned, self._subject.get())
+        notes += model_notes(model, planned, self._subject.get())
         return [*notes, *self._lever_notes()]
 
     def get_search_space(self) -> dict[str, Parameter]:
@@ -207,7 +194,7 @@ class TrainerPreset(TuningPreset):
     def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun:
         """Return the run of a point whose first updates have the longest samples."""
         values = self._carried(params, Carrier.HOOK)
-        files = {**self._trial_hook(values, before=LONGEST), **self._argument_file(params)}
+        files = {**self._trial_hook(values, meets_longest=True), **self._argument_file(params)}
         return ConfirmingRun(meets="the longest samples", files=files, smaller=self._space.smaller(params))
 
     def baseline_command(self, command: str) -> str:
@@ -227,9 +214,8 @@ class TrainerPreset(TuningPreset):
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return what the best command needs beside it: its file, or the folder that sets arguments."""
         by_hook = self._carried(params, Carrier.HOOK)
-        files = {f"{FILE_STEM}/{name}.py": TRIAL_HOOK[f"{HOOK_FOLDER}/{name}.py"] for name in RESULT_HOOK if by_hook}
-        settings = {f"{FILE_STEM}/{hook.FILE_NAME}": _json({"set": by_hook})} if by_hook else {}
-        return {**files, **settings, **self._argument_file(params)}
+        hook = hook_files({"trainer": {"set": by_hook}}, folder=FILE_STEM) if by_hook else {}
+        return {**hook, **self._argument_file(params)}
 
     def resources(self, command: str) -> Resources:
         return launched_resources(command, self.dialect.num_processes(command) if self.dialect else None)
@@ -254,15 +240,15 @@ class TrainerPreset(TuningPreset):
         file, changes = self._space.job.file, self._carried(params, Carrier.FILE)
         return {file.trial_name: file.having(changes)} if file and changes else {}
 
-    def _trial_hook(self, values: Mapping[str, Value], before: str = "") -> dict[str, str]:
+    def _trial_hook(self, values: Mapping[str, Value], *, meets_longest: bool = False) -> dict[str, str]:
         settings = {
             "set": {**IN_TRIALS, "max_steps": MOST_TIMES * self.steps, **values},
             "steps": self.steps,
             "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, SAMPLE_PACKING, *REPORTED}),
             "packages": PACKAGES,
-            **({"before": before} if before else {}),
+            **({"longest": True} if meets_longest else {}),
         }
-        return {**(CONFIRMING_HOOK if before else TRIAL_HOOK), f"{HOOK_FOLDER}/{hook.FILE_NAME}": _json(settings)}
+        return hook_files({"trainer": settings}, "accelerate", "model", *(("longest",) if meets_longest else ()))
 
     def label(self, params: Mapping[str, Value]) -> str:
         axes = self._space.axes
@@ -358,7 +344,3 @@ class TrainerPreset(TuningPreset):
                 new_shapes=job.new_shapes,
             ),
         )
-
-
-def _json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2) + "\n"

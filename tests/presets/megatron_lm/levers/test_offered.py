@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.evaluators.failures.no_effect import disagreement
+from zenith_tune.hooks.packages import PACKAGES
 from zenith_tune.presets.levers import Lever, names_on_request
-from zenith_tune.presets.megatron_lm.hook import PACKAGES
 from zenith_tune.presets.megatron_lm.levers.memory import module_cost
 from zenith_tune.presets.megatron_lm.levers.offered import LEVERS, NAMES
 from zenith_tune.presets.megatron_lm.preset import APEX, MegatronLmPreset, installed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.presets.levers import ASSUMED
-from zenith_tune.presets.megatron_lm.hook import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, Goes, MegatronLever, Situation, has_adam
 from zenith_tune.presets.megatron_lm.overlap import captures_graphs
 from zenith_tune.study.parameters import Value

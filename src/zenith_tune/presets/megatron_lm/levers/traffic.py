@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zenith_tune.hooks.packages import DEEP_EP
 from zenith_tune.presets.levers import ASSUMED
-from zenith_tune.presets.megatron_lm.hook import DEEP_EP
 from zenith_tune.presets.megatron_lm.job import TORCH_FSDP
 from zenith_tune.presets.megatron_lm.levers.declaration import BRIDGE, MegatronLever, Situation
 from zenith_tune.presets.megatron_lm.options import EP_OVERLAP, GATHER, GRADS, TP_OVERLAP

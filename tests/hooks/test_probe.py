@@ -72,12 +72,6 @@ def test_the_users_own_sitecustomize_runs_too(torch: Path, record: Path, tmp_pat
     assert done.stdout == "hello\ntrained\n" and len(lines_of(record)) == 3
 
 
-def test_nothing_is_written_where_nobody_asked(torch: Path, tmp_path: Path) -> None:
-    done = run_hooked(f"{STEPS}import torch\nprint(torch.cuda.synchronized)", torch, record=None)
-    assert done.stdout == "trained\n0\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["site"]
-
-
 def test_a_torch_without_such_hooks_is_left_alone(tmp_path: Path, record: Path) -> None:
     torch = write_torch(tmp_path / "site", optimizer="class Optimizer:\n    def step(self): pass\n")
     done = run_hooked(STEPS, torch, record=record)

@@ -1,24 +1,22 @@
-"""What the hooks in a trial's process share: they act when a module is imported, and write lines into the log.
-
-A copy stands beside each `sitecustomize.py` of a trial, which Python runs before the user's program. It needs nothing
-but Python 3.8, and what it cannot watch it leaves alone.
-"""
+"""What hooks do in the user's process: act when a module is imported, measure a step, and write lines into the log."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import importlib.util
 import json
 import os
 import sys
+import time
 from typing import Any
 
-PREFIX = "zenithtune-accelerate: "
+PREFIX = "zenithtune: "
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables by which launchers number their processes."""
 
 
 class WatchImports:
-    """Act as soon as a module is loaded, whoever imports it and when."""
+    """An import hook that acts once, as soon as a module is loaded."""
 
     def __init__(self, name: str, action: Any) -> None:
         self.name, self.action = name, action
@@ -51,15 +49,28 @@ def watch(name: str, action: Any) -> None:
         sys.meta_path.insert(0, WatchImports(name, action))
 
 
-def tell(event: dict[str, Any]) -> None:
+def report(event: dict[str, Any]) -> None:
     """Write one line in one piece, so that those of other ranks do not run into it."""
     os.write(2, f"{PREFIX}{json.dumps(event)}\n".encode())
 
 
-def run_shadowed(file: str) -> None:
-    """Run the sitecustomize that `file` stands in front of, as Python would have."""
-    here = os.path.dirname(os.path.abspath(file))  # noqa: PTH100, PTH120 - the user's process should not load pathlib
-    others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+def is_first_rank() -> bool:
+    """Tell whether this process is the first of the job, as far as its environment says."""
+    return next((os.environ[name] for name in RANKS if os.environ.get(name)), "0") == "0"
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold: the value of an enumeration, and the class of any other object."""
+    value = getattr(value, "value", value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def measured() -> dict[str, Any]:
+    """Return the time and the peak of memory; a step ends when the device has finished it."""
+    import torch
+
+    found: dict[str, Any] = {}
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        found["peak_bytes"] = torch.cuda.max_memory_reserved()
+    return {**found, "seconds": time.monotonic()}

@@ -1,43 +1,35 @@
-"""Sets fields of TrainingArguments before a Trainer reads them, and tells what the Trainer was made with.
+"""Sets fields of TrainingArguments before a Trainer reads them, and reports what the Trainer was made with.
 
-A copy stands as `sitecustomize.py` in a folder at the front of PYTHONPATH, beside a JSON that says what to set: in each
-trial, and for the best command where a script has its arguments in Python. It needs nothing but Python 3.8 and leaves a
-program alone that does not use transformers.
+It does so in each trial; the best command of a script with its arguments in Python has the part that sets fields.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
-import json
 import os
 import sys
 import time
 from typing import Any
 
-try:  # the copy beside this one, in the user's process
-    from zenithtune_import_hook import run_shadowed, tell, watch  # type: ignore[import-not-found]
-except ImportError:
-    from zenith_tune.presets.import_hook import run_shadowed, tell, watch
+from .process import plain, report, watch
 
-FILE_NAME = "arguments.json"
 HERE = "{here}"
-"""In a value, the folder of the JSON."""
+"""The hook's folder, where a value names it."""
 FIELD = "per_device_train_batch_size"
-"""A field by which constructors of TrainingArguments are known."""
+"""A field by which constructors of TrainingArguments are recognised."""
 PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
-"""What has an HfArgumentParser: TRL a copy of its own."""
+"""Modules with an HfArgumentParser: TRL has a copy of its own."""
 NEEDS_EVALUATION = "EarlyStoppingCallback"
 STEPS_S = 10.0
-"""So long a trial makes updates on a GPU, up to its `max_steps`: its memory and kernels take a while to be laid out for
-batches of many lengths."""
+"""Seconds of updates that a trial makes at least on a GPU, within its `max_steps`: with batches of many lengths, memory
+and kernels take a while to settle."""
 
 
 class Arguments:
-    """Set fields in every constructor of TrainingArguments and of the classes that are made of it."""
+    """Fields to set in every constructor of TrainingArguments and its subclasses."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -63,7 +55,7 @@ class Arguments:
             each.__init__ = self.setting(method)
 
     def setting(self, method: Any) -> Any:
-        """Return a constructor that gets the fields, whatever it is given for them; unknown ones are left out."""
+        """Return a constructor with the fields set, whatever the program gives for them; unknown ones are left out."""
         signature = inspect.signature(method)
         known = {name: value for name, value in self.values.items() if name in signature.parameters}
 
@@ -77,18 +69,18 @@ class Arguments:
 
 
 class TrainerWatch:
-    """Tell what a Trainer was made with, and end the program when it has trained, or trains without one."""
+    """A trial's Trainer: reported when it begins to train, and ended when it has, as is a program that has none."""
 
-    def __init__(self, reported: list[str], packages: list[str], least_steps: int, before: Any = None) -> None:
+    def __init__(self, reported: list[str], packages: list[str], least_steps: int) -> None:
         self.reported, self.packages, self.least_steps = reported, packages, least_steps
         self.tokens = TokenCount()
-        self.before = before
-        """What is done with a Trainer before it trains."""
+        self.before: Any = None
+        """A function that is given the Trainer before it trains."""
         self.is_training = False
         self.steps_left = least_steps
-        """So many steps an optimizer may make without a Trainer."""
+        """Optimizer steps that are left to a program without a Trainer."""
         self.read_from = ""
-        """What HfArgumentParser read the arguments from: "options" or "file"."""
+        """The source of HfArgumentParser's arguments: "options" or "file"."""
 
     def install_parser(self, module: Any) -> None:
         """Note where arguments come from."""
@@ -110,7 +102,7 @@ class TrainerWatch:
         return noted
 
     def install_trainer(self, module: Any) -> None:
-        """Stand before and behind the training."""
+        """Wrap the training."""
         trainer = module.Trainer
         train = trainer.train
 
@@ -120,15 +112,15 @@ class TrainerWatch:
                 for callback in list(this.callback_handler.callbacks):
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
-                tell({"event": "trainer", **self.described(this)})
+                report({"event": "trainer", **self.described(this)})
                 this.add_callback(self.end_in_time(module.TrainerCallback, STEPS_S if compute_capability() else 0.0))
-                if getattr(this.args, "world_size", 1) == 1:  # of several ranks one does not tell for all
+                if getattr(this.args, "world_size", 1) == 1:  # one of several ranks does not count for all
                     self.tokens.install(this)
                 if self.before is not None:
                     self.before(this)
             self.is_training = True
             train(this)  # from the beginning: a checkpoint may be past the last step already
-            # What is left is to evaluate, save and push.
+            # Only evaluating, saving and pushing are left.
             raise SystemExit(0)
 
         trainer.train = watched
@@ -138,7 +130,7 @@ class TrainerWatch:
         least_steps, begin = self.least_steps, []
 
         class EndInTime(base):  # type: ignore[misc]
-            """Look at the clock after each update."""
+            """A clock that is read after each update."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 begin.append(time.monotonic())
@@ -152,14 +144,14 @@ class TrainerWatch:
         module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped())
 
     def stepped(self) -> None:
-        """End a program that trains without a Trainer: it may do so for days, and nobody would learn from it."""
+        """End a program that trains without a Trainer: it may train for days and report nothing."""
         self.steps_left -= not self.is_training
         if self.steps_left < 0:
-            tell({"event": "no_trainer"})
+            report({"event": "no_trainer"})
             raise SystemExit(0)
 
     def described(self, trainer: Any) -> dict[str, Any]:
-        """Return the arguments that are asked for, the world, and what is installed."""
+        """Return the arguments to report, the world, and the installed packages."""
         args, model = trainer.args, trainer.model
         values = {name: plain(getattr(args, name)) for name in self.reported if hasattr(args, name)}
         return {
@@ -178,11 +170,11 @@ class TrainerWatch:
 
 
 class TokenCount:
-    """Count the tokens of a Trainer's passes that are no padding."""
+    """Tokens of a Trainer's passes, padding excluded."""
 
     def __init__(self) -> None:
         self.counts: list[Any] = []
-        """One for each pass since they were last asked for; None of one that does not tell."""
+        """Tokens of each pass since the previous update; None where the pass does not show them."""
 
     def install(self, trainer: Any) -> None:
         """Count what each pass is given."""
@@ -196,25 +188,19 @@ class TokenCount:
         trainer.training_step = counted
 
     def taken(self) -> dict[str, int]:
-        """Return the tokens of the passes since the last time; nothing where one did not tell."""
+        """Return the tokens of the passes since the last call; nothing where one is not known."""
         counts, self.counts = self.counts, []
         return {"tokens": int(sum(counts))} if counts and all(count is not None for count in counts) else {}
 
 
 def num_tokens(inputs: Any) -> Any:
-    """Return the tokens of a batch that are no padding, on whatever device they are; None where it does not tell."""
+    """Return the tokens of a batch without padding, on whatever device they are; None where they are not known."""
     with contextlib.suppress(AttributeError, KeyError, TypeError):
         tokens, mask = inputs["input_ids"], inputs.get("attention_mask")
         if mask is not None:
             return mask.sum() if mask.shape == tokens.shape else None
         return tokens.numel() if tokens.shape[0] == 1 else None  # in one row there is nothing to pad
     return None
-
-
-def plain(value: Any) -> Any:
-    """Return a value that a line can hold: of an enumeration its value, of anything else its class."""
-    value = getattr(value, "value", value)
-    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
 def compute_capability() -> int:
@@ -228,25 +214,23 @@ def compute_capability() -> int:
 
 
 def start(settings: dict[str, Any], folder: str) -> None:
-    """Set the fields that `settings` has; where it is of a trial, watch that."""
+    """Set the fields that `settings` has; in a trial, watch the Trainer too."""
     values = {
         name: value.replace(HERE, folder) if isinstance(value, str) else value
         for name, value in settings["set"].items()
     }
     watch("transformers.training_args", Arguments(values).install)
     if "report" in settings:
-        name = settings.get("before")  # of a copy beside this one
-        before = importlib.import_module(name).install if name else None
-        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"], before)
+        # Not at the top: the best command has no copy of these.
+        from . import accelerate
+
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"])
+        if settings.get("longest"):
+            from . import longest
+
+            trial.before = longest.install
         watch("torch.optim.optimizer", trial.install_optimizers)
         for module in PARSERS:
             watch(module, trial.install_parser)
         watch("transformers.trainer", trial.install_trainer)
-        importlib.import_module("zenithtune_accelerate_hook").start(trial.tokens.taken)  # the copy beside this one
-
-
-if __name__ == "sitecustomize":
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - the user's process should not load pathlib
-    with open(os.path.join(here, FILE_NAME), encoding="utf-8") as file:  # noqa: PTH118, PTH123
-        start(json.load(file), here)
-    run_shadowed(__file__)
+        accelerate.start({}, folder, trial.tokens.taken)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.presets.trainer.runs import bound, run
-from zenith_tune.presets.import_hook import PREFIX
-from zenith_tune.presets.trainer import longest
+from zenith_tune.hooks import longest
+from zenith_tune.hooks.process import PREFIX
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 
 
@@ -126,9 +126,9 @@ def test_the_updates_with_the_longest_samples_are_no_speed() -> None:
     event = {"event": "longest", "updates": 2, "samples": 8, "length": 64, "shortest": 3, "looked_at": 100, "of": 100}
     log = run().replace('"seconds": 100.0', '"seconds": 80.0')  # the second takes 21 s in place of 1 s
     own = {"parameters": preset.own_point("")}
-    assert preset.evaluator().read(log).seconds[0] == 21.0  # type: ignore[attr-defined]
+    assert preset.evaluator().read_run(log).seconds[0] == 21.0  # type: ignore[attr-defined]
     log += f"{PREFIX}{json.dumps(event)}\n"
-    assert preset.evaluator().read(log).seconds == [1.0] * 5  # type: ignore[attr-defined]
+    assert preset.evaluator().read_run(log).seconds == [1.0] * 5  # type: ignore[attr-defined]
     extra = preset.evaluator().measure(log, own).extra
     assert extra["longest_sample"] == 64 and extra[CONFIRMED_ON]
     same = {**event, "shortest": 64}
@@ -141,7 +141,7 @@ def test_what_runs_out_of_memory_on_the_longest_samples_has_a_smaller_point() ->
     point = {"mbs": 4, "checkpointing": False}
     confirming = preset.confirming(point)
     assert confirming.smaller == {"mbs": 2, "checkpointing": False}
-    assert confirming.files.keys() - preset.files(point).keys() == {"hook/zenithtune_longest.py"}
+    assert confirming.files.keys() - preset.files(point).keys() == {"hook/zenithtune_hooks/longest.py"}
     assert preset.confirming({"mbs": 1, "checkpointing": False}).smaller == {"mbs": 1, "checkpointing": True}
     assert preset.confirming({"mbs": 1, "checkpointing": True}).smaller is None
     preset.observe(Trial(params=point, outcome=Outcome.OOM, identity="x", rerun_of=1))

@@ -1,26 +1,17 @@
-"""Tells what a job that uses Accelerate runs as, and when each of its steps ends, in lines of its log.
-
-Each trial has a copy of this file as `sitecustomize.py` in a folder at the front of PYTHONPATH, so that Python runs it
-before the user's program. It needs nothing but Python 3.8 and leaves a program alone that does not use Accelerate.
-"""
+"""Reports what a job that uses Accelerate runs as, and when each of its steps ends; other programs are left alone."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 import sys
-import time
 from typing import Any
 
-try:  # the copy beside this one, in the user's process
-    from zenithtune_import_hook import PREFIX, run_shadowed, tell, watch  # type: ignore[import-not-found]
-except ImportError:
-    from zenith_tune.presets.import_hook import PREFIX, run_shadowed, tell, watch
+from .model import ModelWatch, unwrapped
+from .process import measured, plain, report, watch
 
-__all__ = ["PREFIX"]
 WRAPPERS = ("MegatronEngine", "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel")
 PLUGIN_FIELDS = {
     "deepspeed_plugin": ("zero_stage", "offload_optimizer_device", "offload_param_device"),
@@ -40,24 +31,24 @@ MEGATRON_ARGS = (
 
 
 class Watch:
-    """Note what `prepare` returns, and the steps that follow."""
+    """What `Accelerator.prepare` returned, and the steps that follow."""
 
     def __init__(self, more: Any = dict) -> None:
         self.more = more
-        """Returns what else is to be reported of a step."""
+        """A function that returns what else to report of a step."""
         self.is_first_rank = False
         self.optimizer: Any = None
         self.num_passes = 0
         self.num_steps = 0
         self.trained: set[int] = set()
-        """The models that were prepared to be trained, by identity."""
+        """Identities of the models that were prepared to be trained."""
         self.model: Any = None
-        """What watches the passes of the first model that is trained, on the first rank."""
+        """The watch of the first model that is trained, on the first rank."""
         self.given: dict[str, dict[str, Any]] = {}
-        """The arguments that the program itself gives, by class: they win over any file and variable, or should."""
+        """Arguments that the program itself gives, by class: they take precedence over files and variables."""
 
     def install(self, module: Any) -> None:
-        """Stand behind the methods through which every job that uses Accelerate goes."""
+        """Wrap the methods that every job with Accelerate calls."""
         accelerator = module.Accelerator
         for kind in (accelerator, *(getattr(module, name, None) for name in PLUGINS)):
             if kind is not None:
@@ -70,7 +61,7 @@ class Watch:
                 wrapper.step = self.after(wrapper.step, self.stepped)
 
     def after(self, method: Any, note: Any) -> Any:
-        """Return a method that does what it did, and is noted after; what cannot be noted does not end the training."""
+        """Return a method that is noted after each call; what cannot be noted does not end the training."""
 
         @functools.wraps(method)
         def noted(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,31 +73,31 @@ class Watch:
         return noted
 
     def noting_arguments(self, method: Any, name: str) -> Any:
-        """Return a constructor whose arguments are noted; None leaves a value to the environment and is none."""
+        """Return a constructor whose arguments are noted, but for None, which leaves a value to the environment."""
 
         @functools.wraps(method)
         def noted(this: Any, *args: Any, **kwargs: Any) -> None:
             method(this, *args, **kwargs)
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 _, *given = inspect.signature(method).bind(this, *args, **kwargs).arguments.items()
-                # What Accelerate makes itself has no arguments.
+                # Objects that Accelerate makes itself have no arguments.
                 self.given.setdefault(name, {}).update({key: plain(value) for key, value in given if value is not None})
 
         return noted
 
     def prepared(self, accelerator: Any, args: Any, result: Any) -> None:
-        """Tell the world, the backend and the wrapper of a model that is ready to train."""
+        """Report the world, the backend and the wrapper of a model that is ready to train."""
         import torch
 
-        objects = result if isinstance(result, (list, tuple)) else (result,)  # of FSDP2 a list
-        # Accelerate wraps a model only if it can be trained: a frozen teacher says nothing of the job.
+        objects = result if isinstance(result, (list, tuple)) else (result,)  # FSDP2 returns a list
+        # Accelerate wraps a model only if it can be trained: a frozen teacher says nothing about the job.
         trained = [at for at, each in enumerate(objects) if isinstance(each, torch.nn.Module) and is_trained(each)]
         wrappers = [wrapper_of(objects[at]) for at in trained]
         if not wrappers:
             return
         self.is_first_rank = accelerator.process_index == 0
         sizes = [size for each in args if type(size := getattr(each, "batch_size", None)) is int]
-        tell(
+        report(
             {
                 "event": "prepared",
                 "process": f"{os.uname().nodename}:{os.getpid()}",
@@ -121,22 +112,17 @@ class Watch:
                 "given": {name: values for name, values in self.given.items() if values},
             }
         )
-        model_hook = importlib.import_module("zenithtune_model_hook")  # the copy beside this one
-        self.trained.update(id(model_hook.unwrapped(args[at])) for at in trained)
+        self.trained.update(id(unwrapped(args[at])) for at in trained)
         if self.is_first_rank and self.model is None:
             at = next((at for at in trained if wrapper_of(objects[at]) in WRAPPERS), trained[0])
-            self.model = model_hook.ModelWatch(args[at], objects[at], self.tell_model)
-
-    def tell_model(self, event: dict[str, Any]) -> None:
-        """Tell what is trained, and of how many models it is one."""
-        tell({**event, "models": len(self.trained)})
+            self.model = ModelWatch(args[at], objects[at], lambda event: report({**event, "models": len(self.trained)}))
 
     def passed(self, accelerator: Any, args: Any, result: Any) -> None:
         """Count a backward pass."""
         self.num_passes += 1
 
     def stepped(self, optimizer: Any, args: Any, result: Any) -> None:
-        """Tell the time at which the first optimizer has made a step, and what memory it took."""
+        """Report the time at which the first optimizer has made a step, and its memory."""
         if not self.is_first_rank or not optimizer.gradient_state.sync_gradients:
             return
         self.optimizer = self.optimizer or optimizer
@@ -144,13 +130,13 @@ class Watch:
             return
         self.num_steps += 1
         passes, self.num_passes = self.num_passes, 0
-        # There Accelerate makes a step of whatever passes there were.
+        # At the end of a dataloader Accelerate makes a step of however few passes there were.
         is_end = bool(getattr(optimizer.gradient_state, "end_of_dataloader", False))
         count = {"step": self.num_steps, "passes": passes, "is_end": is_end, **samples(optimizer, passes)}
-        tell({"event": "step", **count, **self.sequence(), **self.more(), **measured()})
+        report({"event": "step", **count, **self.sequence(), **self.more(), **measured()})
 
     def sequence(self) -> dict[str, int]:
-        """Return the longest sequence since the step before."""
+        """Return the longest sequence since the previous step."""
         found = getattr(self.model, "longest", None)
         if found is None:
             return {}
@@ -159,25 +145,25 @@ class Watch:
 
 
 def is_trained(model: Any) -> bool:
-    """Tell whether a model has a parameter to train; what a backend has wrapped is trained."""
+    """Tell whether a model has a parameter to train, or a backend has wrapped it."""
     return wrapper_of(model) in WRAPPERS or any(each.requires_grad for each in model.parameters())
 
 
 def wrapper_of(model: Any) -> str:
-    """Return which of the known wrappers a model is in, or its own class."""
-    model = getattr(model, "_orig_mod", model)  # as torch.compile leaves it
+    """Return the known wrapper that a model is in, or its own class."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps it once more
     names = [kind.__name__ for kind in type(model).__mro__]
     return next((name for name in WRAPPERS if name in names), names[0])
 
 
 def settings_of(state: Any) -> dict[str, Any]:
-    """Return what the plugins hold of the settings that are tuned."""
+    """Return the tuned settings that the plugins have."""
     found: dict[str, Any] = {}
     for name, fields in PLUGIN_FIELDS.items():
         plugin = getattr(state, name, None)
         found.update({field: getattr(plugin, field, None) for field in fields if plugin is not None})
     if (policy := getattr(getattr(state, "fsdp_plugin", None), "cpu_offload", None)) is not None:
-        # Version 2 has a class for it, version 1 a field.
+        # FSDP 2 has a class for it, FSDP 1 a field.
         found["offload_params"] = getattr(policy, "offload_params", type(policy).__name__ == "CPUOffloadPolicy")
     if (dynamo := getattr(state, "dynamo_plugin", None)) is not None:
         backend, is_regional = getattr(dynamo, "backend", None), getattr(dynamo, "use_regional_compilation", None)
@@ -189,7 +175,7 @@ def settings_of(state: Any) -> dict[str, Any]:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return what DeepSpeed's configuration says of ZeRO and of its communication, by the keys with dots between."""
+    """Return the ZeRO and communication settings of DeepSpeed's configuration, by keys joined with dots."""
     if not isinstance(config, dict):
         return {}
     found = {key: config[key] for key in ("communication_data_type",) if key in config}
@@ -203,13 +189,8 @@ def flat(config: Any) -> dict[str, Any]:
     return found
 
 
-def plain(value: Any) -> Any:
-    """Return a value that a line can hold: of anything but a number, a word or a flag, its class."""
-    return value if isinstance(value, (bool, int, float, str)) else type(value).__name__
-
-
 def samples(optimizer: Any, passes: int) -> dict[str, int]:
-    """Return what all ranks together have trained of the loader for one update; Megatron has loaders of its own."""
+    """Return the samples of one update over all ranks; Megatron has loaders of its own."""
     loader = getattr(optimizer.gradient_state, "active_dataloader", None)
     size = getattr(loader, "total_batch_size", None)
     if not isinstance(size, int) or type(optimizer).__name__ == "MegatronLMOptimizerWrapper":
@@ -217,22 +198,6 @@ def samples(optimizer: Any, passes: int) -> dict[str, int]:
     return {"samples": size * passes}
 
 
-def measured() -> dict[str, Any]:
-    """Return the time and the peak of memory; a step is over when the device has done it."""
-    import torch
-
-    found: dict[str, Any] = {}
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        found["peak_bytes"] = torch.cuda.max_memory_reserved()
-    return {**found, "seconds": time.monotonic()}
-
-
-def start(more: Any = dict) -> None:
-    """Watch from when Accelerate is loaded; `more` returns what else is to be reported of a step."""
+def start(settings: dict[str, Any], folder: str, more: Any = dict) -> None:
+    """Watch from when Accelerate is loaded; `more` returns what else to report of a step."""
     watch("accelerate.accelerator", Watch(more).install)
-
-
-if __name__ == "sitecustomize":
-    start()
-    run_shadowed(__file__)

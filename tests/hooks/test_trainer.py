@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.presets.import_hook import PREFIX
-from zenith_tune.presets.trainer.hook import Arguments, TokenCount, TrainerWatch
+from zenith_tune.hooks.process import PREFIX
+from zenith_tune.hooks.trainer import Arguments, TokenCount, TrainerWatch
 
 VALUES = {"per_device_train_batch_size": 2, "save_strategy": "no", "of_a_later_release": 1}
 
@@ -104,7 +104,7 @@ def test_a_trainer_says_what_it_was_made_with_and_ends_the_program(capfd: pytest
 
 def test_a_trial_ends_after_enough_updates_for_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("zenith_tune.presets.trainer.hook.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("zenith_tune.hooks.trainer.time.monotonic", lambda: now[0])
     ended_at = []
     for seconds, least_s in ((1.0, 10.0), (4.0, 10.0), (1.0, 0.0)):
         callback = TrainerWatch([], [], 3).end_in_time(object, least_s)

@@ -6,25 +6,28 @@ import pytest
 
 from tests.doctor.causes import logs
 from zenith_tune.describe.topology import plain_text
-from zenith_tune.doctor.causes.step_lines import after_steps, logged_speed
+from zenith_tune.doctor.logged_run import logged_steps
+from zenith_tune.evaluators.steady import long_run
+from zenith_tune.evaluators.steps import after_steps
 
 
 @pytest.mark.parametrize(
     ("log", "step_s"), [(logs.TRAINER, 2.0), (logs.TITAN, 1.5), (logs.BRIDGE, 1.25)], ids=["trainer", "titan", "bridge"]
 )
 def test_the_steps_of_other_trainers_are_timed(log: str, step_s: float) -> None:
-    found = logged_speed(plain_text(log))
-    assert found is not None and found.step_s == pytest.approx(step_s, rel=0.02)
+    found = logged_steps(plain_text(log))
+    assert found is not None
+    assert long_run([step.seconds or 0.0 for step in found.steady]) == pytest.approx(step_s, rel=0.02)
 
 
 def test_torchtitan_prints_memory() -> None:
-    found = logged_speed(plain_text(logs.TITAN))
+    found = logged_steps(plain_text(logs.TITAN))
     assert found is not None and found.peak_bytes == pytest.approx(12.34 * 2**30, rel=1e-6)
 
 
 def test_a_summary_of_the_trainer_is_a_speed_where_it_shows_no_bar() -> None:
-    found = logged_speed("{'train_runtime': '20.1', 'train_steps_per_second': '0.5', 'train_loss': '2.1'}\n")
-    assert found is not None and found.step_s == pytest.approx(2.0)
+    found = logged_steps("{'train_runtime': '20.1', 'train_steps_per_second': '0.5', 'train_loss': '2.1'}\n")
+    assert found is not None and [step.seconds for step in found.steps] == [2.0]
 
 
 @pytest.mark.parametrize("log", [logs.TRAINER, plain_text(logs.TITAN), logs.BRIDGE, logs.steps()])
@@ -34,4 +37,4 @@ def test_what_stands_after_the_last_step_is_found(log: str) -> None:
 
 
 def test_a_log_without_steps_has_no_speed() -> None:
-    assert logged_speed("hello\n") is None and after_steps("hello\n") == "hello\n"
+    assert logged_steps("hello\n") is None and after_steps("hello\n") == "hello\n"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.requirements import need_module
 from zenith_tune.describe.framework_spec import load_framework
-from zenith_tune.presets.accelerate import model_hook
+from zenith_tune.hooks import model as model_hook
 
 WIDTH, LAYERS, BATCH, TOKENS, WORDS = 16, 3, 2, 5, 40
 FLOAT = 4

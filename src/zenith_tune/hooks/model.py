@@ -1,7 +1,6 @@
-"""Tells what a job trains: the config, parameters, blocks and inputs of its module, and what one pass of it keeps.
+"""Reports the model that a job trains: its config, parameters, blocks and inputs, and what one pass keeps in memory.
 
-A copy stands beside that of `hook`, which imports it in the user's process. It needs Python 3.8 and torch, which is
-loaded there already. Only the first pass is looked into; after it no hook but one that notes sizes is left.
+Only the first pass is looked into; after it no torch hook is left but one that notes the sizes of inputs.
 """
 
 from __future__ import annotations
@@ -10,24 +9,24 @@ import contextlib
 from typing import Any, Callable  # noqa: UP035 - of Python 3.8
 
 FAULTS = (AttributeError, IndexError, OSError, RuntimeError, TypeError, ValueError)
-"""What cannot be noted does not end the training."""
+"""Exceptions that end a measurement, and not the training."""
 MOST_TEXT, MOST_ITEMS = 100, 200
-"""Longer words and lists of a config describe no shape, and a line must be written in one piece."""
+"""Longest text and list that are reported of a config: a line must be written in one piece."""
 OF_A_WEIGHT = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0")
-"""What autograd calls a weight's transposes and copies in lower precision."""
+"""Autograd's names for transposes of a weight and its copies in lower precision."""
 
 
 class ModelWatch:
-    """Note the inputs of every pass of a model, and tell what it is after the first."""
+    """The passes of a model: the sizes of their inputs, and after the first a report of the model."""
 
-    def __init__(self, given: Any, prepared: Any, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Watch `prepared`, which the program calls; `given` is what it was before Accelerate wrapped it."""
-        self.module, self.tell = unwrapped(given), tell
+    def __init__(self, given: Any, prepared: Any, report: Callable[[dict[str, Any]], None]) -> None:
+        """Watch `prepared`, which the program calls; `given` is the module before Accelerate wrapped it."""
+        self.module, self.report = unwrapped(given), report
         self.longest: int | None = None
-        """Tokens of the longest sequence since it was last asked for."""
+        """Tokens of the longest sequence since the previous step."""
         self.blocks = repeated_blocks(self.module)
         is_compiled = prepared is not getattr(prepared, "_orig_mod", prepared)
-        # What a compiled program keeps is not what its modules do, and hooks would have it compiled anew.
+        # A compiled program keeps other tensors than its modules do, and hooks would have it compiled again.
         self.kept: KeptBytes | None = None if is_compiled else KeptBytes(self.blocks)
         self.is_reported = False
         prepared.register_forward_pre_hook(self.enters, with_kwargs=True)
@@ -43,7 +42,7 @@ class ModelWatch:
                 self.kept.begin()
 
     def leaves(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Tell once what was trained, when the first pass is over."""
+        """Report the model once, when its first pass is over."""
         if self.is_reported or not module.training:
             return
         self.is_reported = True
@@ -51,10 +50,10 @@ class ModelWatch:
             if self.kept is not None:
                 self.kept.end()
             given = model_input(args, kwargs)
-            self.tell({"event": "model", **described(self.module), "input": given, "blocks": self.of_blocks(given)})
+            self.report({"event": "model", **described(self.module), "input": given, "blocks": self.of_blocks(given)})
 
     def of_blocks(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the repeated blocks with what each kept of the pass."""
+        """Return the repeated blocks, with the bytes that each kept of the pass."""
         if not self.blocks:
             return None
         found: dict[str, Any] = {
@@ -68,7 +67,7 @@ class ModelWatch:
 
 
 class KeptBytes:
-    """Count what autograd keeps for the backward pass, inside each block and outside of all."""
+    """Bytes that autograd keeps for the backward pass, inside blocks and outside them."""
 
     def __init__(self, blocks: list[Any]) -> None:
         self.blocks = blocks
@@ -81,7 +80,7 @@ class KeptBytes:
         self.handles: list[Any] = []
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start counting."""
         import torch
 
         for block in self.blocks:
@@ -91,7 +90,7 @@ class KeptBytes:
         self.context.__enter__()
 
     def end(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         if self.context is not None:
             self.context.__exit__(None, None, None)
         for handle in self.handles:
@@ -99,7 +98,7 @@ class KeptBytes:
         self.context, self.handles, self.seen = None, [], set()
 
     def enters(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count what follows to a block."""
+        """Count what follows as inside a block."""
         self.depth += 1
         with contextlib.suppress(*FAULTS):
             found = first_tensor(args, kwargs)
@@ -107,14 +106,14 @@ class KeptBytes:
                 self.block_input, self.input_bytes = list(found[1].shape), size_bytes(found[1])
 
     def leaves(self, block: Any, args: tuple[Any, ...], output: Any) -> None:
-        """Count what follows to no block."""
+        """Count what follows as outside."""
         self.depth -= 1
 
     def pack(self, saved: Any) -> Any:
-        """Count a tensor that is kept, once for all that share its memory; weights and their copies are not counted."""
+        """Count a kept tensor, once for all that share its memory; weights and their copies are not counted."""
         with contextlib.suppress(*FAULTS):
             storage = saved.untyped_storage()
-            if not is_weight(saved) and storage._cdata not in self.seen:  # a fake tensor's has no address of data
+            if not is_weight(saved) and storage._cdata not in self.seen:  # a fake tensor has no data address
                 self.seen.add(storage._cdata)
                 if self.depth:
                     self.inside += storage.nbytes()
@@ -123,7 +122,7 @@ class KeptBytes:
         return saved
 
     def report(self) -> dict[str, Any]:
-        """Return what was counted."""
+        """Return the counts."""
         return {
             "input": self.block_input,
             "input_bytes": self.input_bytes,
@@ -133,7 +132,7 @@ class KeptBytes:
 
 
 def is_weight(saved: Any) -> bool:
-    """Tell whether a tensor is a parameter, or one seen from another side or in lower precision."""
+    """Tell whether a tensor is a parameter, or its transpose or copy in lower precision."""
     if saved.is_leaf:
         return bool(saved.requires_grad)
     node = saved.grad_fn
@@ -143,12 +142,12 @@ def is_weight(saved: Any) -> bool:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the user's own module, out of what compiles, shards or adapts it."""
+    """Return the user's own module, without what compiles, shards or adapts it."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DeepSpeedEngine"):
             inner = model.module
-        if inner is None and callable(getattr(model, "get_base_model", None)):  # of PEFT
+        if inner is None and callable(getattr(model, "get_base_model", None)):  # PEFT
             inner = model.get_base_model()
         if inner is None or inner is model:
             return model
@@ -177,7 +176,7 @@ def described(module: Any) -> dict[str, Any]:
 
 
 def plain_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what a config says in numbers, flags and short words; what has no value is left out."""
+    """Return the numbers, flags and short words of a config."""
     found = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -190,7 +189,7 @@ def plain_config(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def repeated_blocks(module: Any) -> list[Any]:
-    """Return the largest group of children of one list that are alike: the layers of a transformer, say."""
+    """Return the largest group of like children in one list, such as the layers of a transformer."""
     import torch
 
     best: list[Any] = []
@@ -201,14 +200,14 @@ def repeated_blocks(module: Any) -> list[Any]:
         for child in each:
             groups.setdefault((type(child), tuple(map(shape, child.parameters()))), []).append(child)
         for group in groups.values():
-            # Lists inside a block are part of it, and have fewer parameters.
-            if len(group) > 1 and total(group) > total(best):
+            # Lists inside a block have fewer parameters than the blocks.
+            if len(group) > 1 and sum(map(num_params, group)) > sum(map(num_params, best)):
                 best = group
     return best
 
 
 def head_width(module: Any) -> int:
-    """Return the width of the last linear layer outside of blocks: the words or classes that a model tells apart."""
+    """Return the width of the last linear layer outside blocks: the size of the vocabulary, or the classes."""
     import torch
 
     inside = {each for block in repeated_blocks(module) for each in block.modules()}
@@ -216,18 +215,13 @@ def head_width(module: Any) -> int:
     return int(linear[-1].out_features) if linear else 0
 
 
-def total(blocks: list[Any]) -> int:
-    """Return the parameters of some modules."""
-    return sum(map(num_params, blocks))
-
-
 def num_params(module: Any) -> int:
-    """Return the parameters of a module."""
+    """Return the number of parameters of a module."""
     return sum(map(numel, module.parameters()))
 
 
 def shape(parameter: Any) -> tuple[int, ...]:
-    """Return the shape of a parameter; DeepSpeed leaves an empty one where it is sharded."""
+    """Return the shape of a parameter; a sharded one of DeepSpeed is empty itself."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -237,7 +231,7 @@ def numel(parameter: Any) -> int:
 
 
 def model_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the name and the shape of what a pass is given."""
+    """Return the name and the shape of the input of a pass."""
     found = first_tensor(args, kwargs)
     return None if found is None else {"name": found[0], "shape": list(found[1].shape)}
 
@@ -247,7 +241,7 @@ def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, An
     named = {**{str(at): each for at, each in enumerate(args)}, **kwargs}
     for name in ("input_ids", "inputs_embeds", *named):
         value: Any = named.get(name)
-        if isinstance(value, dict):  # a batch given whole
+        if isinstance(value, dict):  # a whole batch as one argument
             found = first_tensor((), value)
             if found is not None:
                 return found

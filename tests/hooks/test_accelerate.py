@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.presets.accelerate import evaluator as accelerate_run
-from zenith_tune.presets.accelerate import hook as accelerate_hook
+from zenith_tune.evaluators import hooked_run as accelerate_run
+from zenith_tune.hooks import accelerate as accelerate_hook
+from zenith_tune.hooks.injection import hook_events
 from zenith_tune.presets.accelerate.emit import HOOK_FILES
 
 TORCH = """
@@ -71,7 +71,7 @@ def site(tmp_path: Path) -> Path:
     (folder / "accelerate" / "__init__.py").write_text("__version__ = '9.9'\n")
     (folder / "accelerate" / "accelerator.py").write_text(ACCELERATOR)
     for name, text in HOOK_FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return folder
 
@@ -83,13 +83,12 @@ def run(program: str, *folders: Path) -> subprocess.CompletedProcess[str]:
 
 
 def events(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    lines = done.stderr.splitlines()
-    assert all(line.startswith(accelerate_hook.PREFIX) for line in lines), done.stderr
-    return [json.loads(line.removeprefix(accelerate_hook.PREFIX)) for line in lines]
+    found = hook_events(done.stderr)
+    assert len(found) == len(done.stderr.splitlines()), done.stderr
+    return found
 
 
-def test_hook_and_reader_mean_the_same_line() -> None:
-    assert accelerate_hook.PREFIX == accelerate_run.PREFIX
+def test_hook_and_reader_know_the_same_wrappers() -> None:
     assert set(accelerate_hook.WRAPPERS) == set(accelerate_run.WRAPPER_NAMES)
 
 

@@ -1,8 +1,7 @@
-"""Gives the longest samples to the first updates of a Trainer, so that a short run meets them.
+"""Gives the longest samples to the first updates of a Trainer, in the run that confirms a point.
 
-A copy stands beside that of `hook` in the run that confirms a point, and is imported there. The first update has no
-states of the optimizer in memory yet, so that the second has the same samples. What comes after is the loader's own
-order, so that the updates that are timed have the samples that they had in the trial.
+The first update has no optimizer states in memory yet, so the second has the same samples. After them the loader keeps
+its own order, so that the updates that are timed have the same samples as in the trial.
 """
 
 from __future__ import annotations
@@ -12,21 +11,18 @@ import random
 import time
 from typing import Any, Iterator  # noqa: UP035 - of Python 3.8
 
-try:  # the copy beside this one, in the user's process
-    from zenithtune_import_hook import tell  # type: ignore[import-not-found]
-except ImportError:
-    from zenith_tune.presets.import_hook import tell
+from .process import report
 
 NUM_UPDATES = 2
 MOST_SAMPLES, MOST_S = 100_000, 30.0
-"""No more of a dataset are looked at, and for no longer."""
+"""Most samples of a dataset to look at, and the longest time to do so."""
 SEEDED = random.Random(0)
 FAULTS = (AttributeError, IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What cannot be looked at does not end the training."""
+"""Exceptions that end the look at samples, and not the training."""
 
 
 class LongestFirst:
-    """Yield some indices in place of the first ones of a sampler, once."""
+    """A sampler whose first indices are replaced by others, once."""
 
     def __init__(self, sampler: Any, first: list[int]) -> None:
         self.sampler, self.first = sampler, first
@@ -43,7 +39,7 @@ class LongestFirst:
 
 
 def install(trainer: Any) -> None:
-    """Give the longest samples to a Trainer's first updates, and tell what they are or why they are not known."""
+    """Give the longest samples to a Trainer's first updates, and report them or why they are not known."""
     args = trainer.args
     num_passes = int(args.gradient_accumulation_steps)
     num_samples = int(args.train_batch_size) * num_passes * int(args.world_size)
@@ -59,7 +55,7 @@ def install(trainer: Any) -> None:
         is_cut = type(getattr(args, "max_length", None)) is int and not getattr(trainer, "padding_free", False)
         if "problem" in found and is_cut:
             found = lengthen(trainer, args.max_length, num_passes)
-        tell({"event": "longest", "updates": NUM_UPDATES, **found})
+        report({"event": "longest", "updates": NUM_UPDATES, **found})
         return loader
 
     trainer.get_train_dataloader = made
@@ -68,14 +64,14 @@ def install(trainer: Any) -> None:
 def reorder(loader: Any, num_samples: int) -> dict[str, Any]:
     """Have a loader begin with its longest samples, as many as an update has, in each of the first updates."""
     batches = loader.batch_sampler
-    while hasattr(batches, "batch_sampler"):  # as Accelerate splits it between ranks
+    while hasattr(batches, "batch_sampler"):  # Accelerate splits it between ranks
         batches = batches.batch_sampler
     if not hasattr(batches, "sampler") or not hasattr(loader.dataset, "__getitem__"):
         return {"problem": "the data is a stream"}
     lengths = lengths_of(loader.dataset)
     longest = sorted(lengths, key=lambda index: -lengths[index])[:num_samples]
     if not longest or not lengths[longest[0]]:
-        return {"problem": "nothing in a sample tells its length"}
+        return {"problem": "nothing in a sample gives its length"}
     if lengths[longest[0]] > min(lengths.values()):
         batches.sampler = LongestFirst(batches.sampler, longest * NUM_UPDATES)
     return {
@@ -88,7 +84,7 @@ def reorder(loader: Any, num_samples: int) -> dict[str, Any]:
 
 
 def lengths_of(dataset: Any) -> dict[int, int]:
-    """Return the lengths of the samples of a dataset, by index; of a large one those of some, drawn at random."""
+    """Return the lengths of a dataset's samples by index; of a large one, those of a random part."""
     count, begin = len(dataset), time.monotonic()
     found = {}
     for index in SEEDED.sample(range(count), min(count, MOST_SAMPLES)):
@@ -99,7 +95,7 @@ def lengths_of(dataset: Any) -> dict[int, int]:
 
 
 def length_of(sample: Any) -> int:
-    """Return the tokens of a sample, else the characters of its texts; 0 where it has neither."""
+    """Return the tokens of a sample, or the characters of its texts; 0 where it has neither."""
     if not hasattr(sample, "keys"):
         return 0
     names = ["input_ids"] if "input_ids" in sample else [name for name in sample if str(name).endswith("_ids")]
@@ -115,7 +111,7 @@ def size(tokens: Any) -> int:
 
 
 def lengthen(trainer: Any, length: int, num_passes: int) -> dict[str, Any]:
-    """Repeat the tokens of the first updates up to the length that samples are cut at."""
+    """Repeat the tokens of the first updates up to the length at which samples are cut."""
     step, left = trainer.training_step, [NUM_UPDATES * num_passes]
 
     @functools.wraps(step)
@@ -128,7 +124,7 @@ def lengthen(trainer: Any, length: int, num_passes: int) -> dict[str, Any]:
 
 
 def repeated(inputs: Any, length: int) -> Any:
-    """Return a batch whose tokens are repeated up to a length, with all that there is one of for each token."""
+    """Return a batch whose tokens, and all that has one entry per token, are repeated up to a length."""
     own = inputs["input_ids"].shape
     if len(own) != 2 or own[0] * own[1] == 0 or own[1] >= length:
         return inputs

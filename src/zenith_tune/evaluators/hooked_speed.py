@@ -1,0 +1,127 @@
+"""The evaluators of speed by the lines of a trial's hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.evaluators.base import OtherSettingsError
+from zenith_tune.evaluators.engine_log import flaw
+from zenith_tune.evaluators.hooked_run import PLAIN, WRAPPER_NAMES, HookedRun, RunAsked
+from zenith_tune.evaluators.speed import SpeedEvaluator, Units, directions
+from zenith_tune.evaluators.steps import SAMPLES, SECONDS, JobSizes, LoggedSteps, Step
+from zenith_tune.study.parameters import Direction, Value
+
+UNITS: Units = {"throughput": (SAMPLES, "steps/s"), "latency": (SECONDS,)}
+Asked = Callable[[Mapping[str, Value]], RunAsked]
+"""What a point asks for; no values stand for the user's own command."""
+
+
+class HookedEvaluator(SpeedEvaluator):
+    """The steady speed of a job that ran as what was asked for.
+
+    `throughput` is samples per second, or steps per second where `gbs`, the global batch, is not known; `latency` is
+    seconds per step. A job that ran as something else than `n_gpus` processes with `wrapper` around the model has no
+    value, unless `check` is false.
+    """
+
+    units = UNITS
+    objectives: ClassVar[Mapping[str, Direction]] = directions(UNITS)
+
+    def __init__(
+        self,
+        objective: str = "throughput",
+        gbs: int | None = None,
+        n_gpus: int | None = None,
+        wrapper: str = PLAIN,
+        check: bool = True,
+    ) -> None:
+        super().__init__(objective, gbs=gbs, n_gpus=n_gpus)
+        if wrapper not in WRAPPER_NAMES:
+            raise UnknownNameError("wrapper", wrapper, WRAPPER_NAMES)
+        if check and n_gpus is None:
+            hint = "give n_gpus=8, or check=false"
+            raise UsageError(
+                "evaluator accelerate compares the processes of a job with n_gpus, but has none", hint=hint
+            )
+        self.gbs, self.n_gpus, self.wrapper, self.check = gbs, n_gpus, wrapper, check
+        self.asked: Asked = self._asked_by_arguments
+        """What a trial's own settings must have been; a preset knows more about them than these arguments."""
+
+    def with_objective(self, name: str) -> Self:
+        """Return the evaluator of the same job that reads another objective."""
+        other = type(self)(name, self.gbs, self.n_gpus, self.wrapper, self.check)
+        if self.asked != self._asked_by_arguments:
+            other.asked = self.asked
+        return other
+
+    def read_run(self, log: str) -> HookedRun:
+        """Return the run that a log shows."""
+        return HookedRun.read(log)
+
+    def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:
+        """Return the timed steps of a run that is what was asked for."""
+        run, params = self.read_run(log), metadata.get("parameters") or {}
+        cause = flaw(log) or ("the log is empty" if not log or log.isspace() else None)
+        if cause is not None:
+            raise ValueError(cause)
+        if self.check and (fault := self._fault(run, params)) is not None:
+            raise (OtherSettingsError if params and run.reports else ValueError)(fault)
+        if not run.timed:
+            return self._without_steps(log, run)
+        steps = [
+            Step(number=step.number, seconds=step_s) for step_s, (_, step) in zip(run.seconds, run.timed, strict=True)
+        ]
+        return LoggedSteps(
+            steps=steps,
+            num_trained=len(run.steps),
+            peak_bytes=run.peak_bytes,
+            sizes=JobSizes(gbs=self._batch(run, params)),
+            extra=self._run_extra(run),
+        )
+
+    def describe(self) -> str:
+        """Say what is measured."""
+        batch = f" at gbs {self.gbs}" if self.gbs else ""
+        unchecked = "" if self.check else ", whatever the job ran as"
+        return f"accelerate {self.objective}{batch}{unchecked}, {self.direction}"
+
+    def _run_extra(self, run: HookedRun) -> dict[str, Value]:
+        if not run.reports:
+            return {}
+        return {"accelerate": str(run.reports[0].get("version")), "wrapper": str(run.reports[0].get("wrapper"))}
+
+    def _batch(self, run: HookedRun, params: Mapping[str, Value]) -> int | None:
+        """Return the samples of an update; None where only steps are counted."""
+        return None if self.gbs is None else run.batch(self.asked(params)) or self.gbs
+
+    def _fault(self, run: HookedRun, params: Mapping[str, Value]) -> str | None:
+        """Return in one line how the job differs from what was asked for."""
+        return run.fault(self.asked(params))
+
+    def _asked_by_arguments(self, params: Mapping[str, Value]) -> RunAsked:
+        num_processes = self.n_gpus or 1
+        wrapper = self.wrapper if num_processes > 1 else None
+        return RunAsked(num_processes=num_processes, wrapper=wrapper, batch=self.gbs)
+
+    def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
+        """Return the steps of a log whose hooks saw no two, or raise ValueError."""
+        hint = "train for three steps or more, with an optimizer that Accelerator.prepare has prepared"
+        raise ValueError(f"the log has no speed, because no two steps were seen; {hint}")
+
+
+class OptimizerStepEvaluator(HookedEvaluator):
+    """The steady time of a torch optimizer's step, in a program that no framework describes."""
+
+    def __init__(self, hint: str) -> None:
+        """Take the advice for programs without such steps."""
+        super().__init__("latency", check=False)
+        self._hint = hint
+
+    def describe(self) -> str:
+        """Say what is measured."""
+        return f"seconds of an optimizer's step, {self.direction}"
+
+    def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
+        raise ValueError(f"no two steps of an optimizer of torch were seen: {self._hint}")

@@ -1,0 +1,59 @@
+"""How a trial's process gets its hooks, and how the lines that they write are read back."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zenith_tune.study.trial_log import lines_of
+
+HOOK_FOLDER = "hook"
+HOOK_PATH = f"{{trial_folder}}/{HOOK_FOLDER}"
+"""What a trial's PYTHONPATH begins with."""
+SETTINGS = "hooks.json"
+PACKAGE = "zenithtune_hooks"
+_HERE = Path(__file__).parent
+# Hooks of studies before 0.2 wrote the longer prefix.
+_LINE = re.compile(r"zenithtune(?:-accelerate)?: (\{.*)")
+
+
+def hook_files(hooks: Mapping[str, Any], *needed: str, folder: str = HOOK_FOLDER) -> dict[str, str]:
+    """Return the files that start hooks, by their names and settings; `needed` are other modules that they import."""
+    modules = {"__init__": "", **{name: _source(name) for name in ("process", *hooks, *needed)}}
+    return {
+        f"{folder}/sitecustomize.py": _source("sitecustomize"),
+        f"{folder}/{SETTINGS}": json.dumps(hooks, indent=2) + "\n",
+        **{f"{folder}/{PACKAGE}/{name}.py": text for name, text in modules.items()},
+    }
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return (_HERE / f"{name}.py").read_text(encoding="utf-8")
+
+
+def without_code(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a trial without the code of its hooks, which changes nothing of what is trained."""
+    is_code = re.compile(rf"(^|/)({PACKAGE}/.*|sitecustomize)\.py$")
+    return {name: text for name, text in files.items() if not is_code.search(name)}
+
+
+def hook_events(log: str) -> list[dict[str, Any]]:
+    """Return what the hooks of a trial wrote into its log.
+
+    >>> hook_events('[rank0]: zenithtune: {"event": "step", "step": 1}')
+    [{'event': 'step', 'step': 1}]
+    """
+    found = []
+    for match in filter(None, map(_LINE.search, lines_of(log))):
+        try:
+            event = json.loads(match[1])
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    return found
