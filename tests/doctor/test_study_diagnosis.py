@@ -7,7 +7,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.doctor.diagnosed_run import tried_layouts
 from zenith_tune.doctor.diagnosis import study_diagnosis, trial_diagnosis
 from zenith_tune.presets.demo import DemoPreset
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial

@@ -22,7 +22,7 @@ from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.emit import DS_FILE, HOOK_FILES
 from zenith_tune.presets.accelerate.live import FIELDS, PLUGINS
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.presets.accelerate.settings import (
+from zenith_tune.presets.shared.accelerate_settings import (
     CHECKED_VERSION,
     FIELDS_OF_THE_JSON,
     ONLY_AS_OPTIONS,

@@ -18,12 +18,12 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import ImplicitDefault, PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.megatron.command import runs_ms_swift
-from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron.swift import layout_in, megatron_subject, with_recompute
-from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
-from zenith_tune.presets.megatron_lm.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.presets.megatron_lm.space import MegatronLmSpace, SearchLimits
+from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset
+from zenith_tune.presets.megatron.documented.swift import layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job, subject_of
+from zenith_tune.presets.megatron.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.space import MegatronLmSpace, SearchLimits
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params

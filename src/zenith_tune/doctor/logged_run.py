@@ -44,7 +44,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular

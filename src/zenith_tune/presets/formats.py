@@ -11,7 +11,7 @@ from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.accelerate.emit import emit_accelerate
 from zenith_tune.presets.deepspeed.emit import SIZES, emit_deepspeed
 from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.megatron_lm.emit import emit_megatron, emit_ms_swift
+from zenith_tune.presets.megatron.emit import emit_megatron, emit_ms_swift
 
 FRAMEWORKS = {
     "megatron": ("megatron", "megatron-local", "megatron-ci"),

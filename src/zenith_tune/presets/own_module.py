@@ -18,8 +18,8 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.search_space import limits_of
-from zenith_tune.presets.accelerate.live_model import LiveModel
 from zenith_tune.presets.accelerate.model_hook import ModelWatch
+from zenith_tune.presets.shared.live_model import LiveModel
 from zenith_tune.registry import import_file
 
 BATCH = 1

@@ -15,8 +15,8 @@ from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.emit import DS_FILE, DS_PATH
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.presets.accelerate.settings import SECTION_OF
 from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.shared.accelerate_settings import SECTION_OF
 from zenith_tune.study.parameters import Value
 
 KNOWN: dict[str, Any] = {"model": "llama-3-8b", "seq": 2048, "cluster": "h100x16"}

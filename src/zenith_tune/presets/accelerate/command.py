@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zenith_tune.errors import CommandError
-from zenith_tune.presets.accelerate.settings import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, TOP
+from zenith_tune.presets.shared.accelerate_settings import BACKEND_SWITCHES, ONLY_AS_OPTIONS, SECTION_OF, TOP
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import ACCELERATE, LauncherOption
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from zenith_tune.describe.deepspeed_config import OFF
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
 from zenith_tune.presets import import_hook
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
-from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
 from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
 from zenith_tune.presets.emission import Emission, Target
 from zenith_tune.presets.levers import lever_label
+from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, Yaml, yaml_text
 from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.strategies.zero_progressive.ds_config import OFF
 from zenith_tune.study.parameters import Value
 
 PLAIN = ("deepspeed", "fsdp", "hf-accelerate")

@@ -17,8 +17,8 @@ from typing import Any, Self
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, OtherSettingsError, Progress
 from zenith_tune.evaluators.steady import SpeedEvaluator, long_run, num_warm_up, summarise
-from zenith_tune.presets.accelerate.live_model import LiveModel
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator, flaw
+from zenith_tune.presets.shared.live_model import LiveModel
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.trial_log import lines_of
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.deepspeed_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, PRESET, TRIAL_PATH, Launch
-from zenith_tune.presets.accelerate.settings import (
+from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
+from zenith_tune.presets.launched_gpus import machine_gpus
+from zenith_tune.presets.shared.accelerate_settings import (
     BACKEND_SWITCHES,
     ONLY_AS_OPTIONS,
     SECTION_OF,
@@ -19,12 +22,9 @@ from zenith_tune.presets.accelerate.settings import (
     option_value,
     read_settings,
 )
-from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
-from zenith_tune.presets.launched_gpus import machine_gpus
 from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
-from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 from zenith_tune.units import whole
 
 MBS_OPTIONS = ("--per_device_train_batch_size", "--micro_batch_size", "--batch_size")

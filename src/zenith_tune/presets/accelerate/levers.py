@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.accelerate.settings import BARE, FSDP, PARALLELISM
 from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, set_levers
+from zenith_tune.presets.shared.accelerate_settings import BARE, FSDP, PARALLELISM
 from zenith_tune.study.parameters import Params, Value
 
 

@@ -8,6 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.deepspeed_config import DsConfig
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
@@ -35,22 +36,21 @@ from zenith_tune.presets.accelerate.job import (
 )
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
-from zenith_tune.presets.accelerate.live_model import HINT as MODEL_HINT
-from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
-from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
-from zenith_tune.presets.axolotl import is_axolotl_command
+from zenith_tune.presets.axolotl.preset import is_axolotl_command
 from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset, refuse_sizes
 from zenith_tune.presets.deepspeed.command import find_config
-from zenith_tune.presets.deepspeed.lever_declaration import Release, logged_release
-from zenith_tune.presets.deepspeed.levers import LEVERS
 from zenith_tune.presets.levers import NONE, Declared, Lever, LeverChoice, lever_parameters
+from zenith_tune.presets.shared.accelerate_settings import CHECKED_VERSION
+from zenith_tune.presets.shared.live_model import HINT as MODEL_HINT
+from zenith_tune.presets.shared.live_model import model_notes
+from zenith_tune.presets.shared.zero_lever_declaration import Release, logged_release
+from zenith_tune.presets.shared.zero_levers import LEVERS
 from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer.command import is_trainer_command
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.trial import Trial

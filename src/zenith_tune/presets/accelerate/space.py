@@ -7,19 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.accelerate.command import PRESET
-from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
-from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
-from zenith_tune.presets.accelerate.settings import FIELDS_OF_THE_JSON, PARALLELISM
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
-from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation
-from zenith_tune.presets.deepspeed.levers import lever_settings, levers_for
-from zenith_tune.presets.levers import Lever, LeverChoice
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AUTO,
     AXES,
@@ -32,6 +20,18 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     DsConfig,
     Keys,
 )
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.presets.accelerate.command import PRESET
+from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
+from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
+from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
+from zenith_tune.presets.levers import Lever, LeverChoice
+from zenith_tune.presets.shared.accelerate_settings import FIELDS_OF_THE_JSON, PARALLELISM
+from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation
+from zenith_tune.presets.shared.zero_levers import lever_settings, levers_for
 from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
 from zenith_tune.study.parameters import Params, Value
 

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import UsageError
-from zenith_tune.presets.base import MOST
-from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
-from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.presets.subject import JobOverrides
-from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.lexer import FOLDER_CHANGES, Word
-from zenith_tune.shell.target import SimpleCommand, Target
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AUTO,
     AUTOTUNING,
@@ -26,6 +18,14 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     read_ds_config,
     shown_json,
 )
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import MOST
+from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
+from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.lexer import FOLDER_CHANGES, Word
+from zenith_tune.shell.target import SimpleCommand, Target
 
 _IN_TURN = ("", "&&", ";", "\n", "(")
 """What may stand in front of a `cd` that surely runs."""

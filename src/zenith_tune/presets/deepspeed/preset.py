@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from zenith_tune.describe.deepspeed_config import AUTOTUNING, Keys
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -13,14 +14,13 @@ from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, chos
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
 from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job
-from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation, logged_release
-from zenith_tune.presets.deepspeed.levers import LEVERS, levers_for
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_parameters
+from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
+from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
 from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.ds_config import AUTOTUNING, Keys
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.trial import Trial

@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.base import DEFAULT, chosen_axes
-from zenith_tune.presets.deepspeed.command import PRESET
-from zenith_tune.presets.deepspeed.job import DeepSpeedJob
-from zenith_tune.presets.deepspeed.levers import lever_settings, logged_levers
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AXES,
     CHECKPOINTING,
@@ -30,6 +24,12 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     shown_json,
     shown_keys,
 )
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.presets.base import DEFAULT, chosen_axes
+from zenith_tune.presets.deepspeed.command import PRESET
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.presets.shared.zero_levers import lever_settings, logged_levers
 from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 
 NAMES = ("stage", "mbs", CHECKPOINTING, *AXES)

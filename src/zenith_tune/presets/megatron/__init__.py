@@ -1,5 +1,5 @@
 """The documented preset of Megatron: import MegatronPreset from here."""
 
-from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.presets.megatron.documented.preset import MegatronPreset
 
 __all__ = ["MegatronPreset"]

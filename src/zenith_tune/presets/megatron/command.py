@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from zenith_tune.describe.megatron.args import MegatronArgs
-from zenith_tune.presets.megatron_lm.job import find_pretrain_run
-from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, Wanted, with_options
+from zenith_tune.presets.megatron.job import find_pretrain_run
+from zenith_tune.presets.megatron.options import OPTIONS, RECOMPUTE, Wanted, with_options
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.study.parameters import Value

@@ -14,14 +14,14 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.deepspeed.job import path_in_training_folder
 from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.megatron.job import AS_IS, BALANCED, job_of, num_gpus_of, provisional_job
+from zenith_tune.presets.megatron.levers.offered import LEVERS
+from zenith_tune.presets.megatron.options import BALANCED_ROUTING, Wanted
+from zenith_tune.presets.megatron.preset import MegatronLmPreset, what_was_read
+from zenith_tune.presets.megatron.space import MegatronLmSpace
+from zenith_tune.presets.megatron.written import EXPERTS, SIZES, wanted_switches
 from zenith_tune.presets.megatron_bridge.config import NULL, RecipeConfig
 from zenith_tune.presets.megatron_bridge.evaluator import MegatronBridgeEvaluator
-from zenith_tune.presets.megatron_lm.command import EXPERTS, SIZES, wanted_switches
-from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, job_of, num_gpus_of, provisional_job
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
-from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, Wanted
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset, what_was_read
-from zenith_tune.presets.megatron_lm.space import MegatronLmSpace
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.strategies.base import TuningStrategy

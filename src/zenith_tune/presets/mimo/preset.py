@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry, TuningPreset
-from zenith_tune.presets.megatron_lm.job import find_pretrain_run, pretrain_kind
-from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
+from zenith_tune.presets.megatron.job import find_pretrain_run, pretrain_kind
+from zenith_tune.presets.megatron.options import LOG_INTERVAL
 from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_images

@@ -13,9 +13,9 @@ from typing import Any
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.command import HOOK_PATH
 from zenith_tune.presets.accelerate.job import PLAIN_TYPE, launched_backend
-from zenith_tune.presets.accelerate.settings import read_yaml, yaml_text
 from zenith_tune.presets.deepspeed.command import find_config
 from zenith_tune.presets.deepspeed.job import path_in_training_folder
+from zenith_tune.presets.shared.accelerate_settings import read_yaml, yaml_text
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.launchers import program_name
 from zenith_tune.shell.options import Splice, apply_splices

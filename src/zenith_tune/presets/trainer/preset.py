@@ -16,10 +16,10 @@ from zenith_tune.presets.accelerate import hook as accelerate_hook
 from zenith_tune.presets.accelerate.command import HOOK_FOLDER
 from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
 from zenith_tune.presets.accelerate.evaluator import RunAsked
-from zenith_tune.presets.accelerate.live_model import model_notes
 from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
 from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.shared.live_model import model_notes
 from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer import hook, longest
 from zenith_tune.presets.trainer.command import (

@@ -16,9 +16,9 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.describe.deepspeed_config import CHECKPOINTING, CPU, STAGE, DsConfig
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.strategies.zero_progressive.ds_config import CHECKPOINTING, CPU, STAGE, DsConfig
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_bytes

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zenith_tune.strategies.zero_progressive.ds_config import AXES, CPU, MEMORY_MODES, matters
+from zenith_tune.describe.deepspeed_config import AXES, CPU, MEMORY_MODES, matters
 from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import format_value

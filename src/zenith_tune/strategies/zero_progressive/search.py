@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from zenith_tune.describe.deepspeed_config import CHECKPOINTING
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.strategies.base import EvalFunction, TunedJob
-from zenith_tune.strategies.zero_progressive.ds_config import CHECKPOINTING
 from zenith_tune.strategies.zero_progressive.feasibility import (
     HOPELESS,
     UNSURE,
