@@ -20,6 +20,7 @@ from pathlib import Path
 from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.parts import completed
 from zenith_tune.runners.base import End, Runner
 from zenith_tune.strategies.base import PlainFunction, TuningStrategy
 from zenith_tune.study.parameters import (
@@ -139,7 +140,7 @@ class PresetContract(ABC):
 
     def test_it_recommends_a_strategy_and_an_evaluator_and_labels_points(self) -> None:
         """Check what the tuner asks for."""
-        preset = self.make()
+        preset = completed(self.make())
         assert isinstance(preset.get_recommended_strategy(), TuningStrategy)
         with contextlib.suppress(UsageError):  # a preset may leave the evaluator to its user
             assert isinstance(preset.evaluator(), TuningEvaluator)

@@ -22,6 +22,8 @@ from zenith_tune.errors import (
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
+from zenith_tune.presets.parts import CompletePreset, completed
+from zenith_tune.presets.recognition import arguments_in
 from zenith_tune.record.reader import recorded_choices
 from zenith_tune.record.server.url import shown
 from zenith_tune.registry import construct, typed
@@ -133,7 +135,7 @@ class PresetTuner:
         self._listener: StudyListener | Callable[[], StudyListener] | None = listener
 
     @property
-    def preset(self) -> TuningPreset:
+    def preset(self) -> CompletePreset:
         """What knows the training command's options."""
         return self.config.preset
 
@@ -338,7 +340,7 @@ class PresetTuner:
             self.listener.study_ended(end)
 
 
-def _with_steps(budget: Budget, preset: TuningPreset, command: str) -> Budget:
+def _with_steps(budget: Budget, preset: CompletePreset, command: str) -> Budget:
     """Return the budget with the steps that the command trains, where nobody stated how long the training is."""
     if budget.training.hours is not None or budget.training.steps is not None:
         return budget
@@ -398,14 +400,14 @@ def _estimate(session: StudySession, plan: StudyPlan) -> str | None:
 
 def _make_preset(
     preset: str | TuningPreset | None, command: str, args: Mapping[str, Any]
-) -> tuple[str, dict[str, Any], TuningPreset]:
+) -> tuple[str, dict[str, Any], CompletePreset]:
     if isinstance(preset, TuningPreset):
-        return type(preset).__name__, {}, preset
+        return type(preset).__name__, {}, completed(preset)
     name = preset or recognised_preset(command)
     cls = PresetRegistry.get(name)
     # Typed, so that a resumed study may write n_gpus=08 for 8.
-    known = typed(cls, {**cls.arguments_in(command), **args}, f"preset {name}")
-    return name, known, construct(cls, known, f"preset {name}")
+    known = typed(cls, {**arguments_in(name, command), **args}, f"preset {name}")
+    return name, known, completed(construct(cls, known, f"preset {name}"))
 
 
 def _make_strategy(

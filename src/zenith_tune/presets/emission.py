@@ -9,6 +9,10 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout, layout_name
 
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+"""The parallel sizes besides data parallelism."""
+CHECKPOINTING_NOTE = "switch gradient checkpointing on in the model: the file does not"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:

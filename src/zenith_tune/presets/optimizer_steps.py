@@ -9,8 +9,8 @@ from typing import Any
 from zenith_tune.evaluators.base import Measurement
 from zenith_tune.presets import step_hook
 from zenith_tune.presets.accelerate import hook as accelerate_hook
-from zenith_tune.presets.accelerate.emit import HOOK_SOURCES, hook_files
 from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
+from zenith_tune.presets.shared.trial_hook import HOOK_SOURCES, hook_files
 
 STEP_HOOK = hook_files(
     {

@@ -68,6 +68,15 @@ def job_model(name: str | None) -> ModelSpec:
     return load_model(name)
 
 
+MODEL_OPTIONS = ("--model-name-or-path", "--model-name", "--model", "--model-id")
+SEQUENCE_OPTIONS = (
+    *("--max-seq-length", "--max-seq-len", "--block-size", "--max-length", "--model-max-length"),
+    *("--seq-length", "--seq-len", "--cutoff-len", "--seq"),
+)
+TRAINER_DEFAULT_BATCH = 8
+"""The micro-batch of the Hugging Face Trainer where a command gives none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOverrides:
     """Hold what the user says beside the command; None leaves it to the command, its files and its run."""

@@ -19,11 +19,11 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, parse_values
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.presets.launched_gpus import WORLD_SIZE, pretrain_gpus
+from zenith_tune.presets.megatron.command import find_pretrain_run
 from zenith_tune.presets.megatron.job import (
     FULL_SHARDING,
     MegatronJob,
     MegatronLmOverrides,
-    find_pretrain_run,
     read_job,
     recompute_name,
     subject_of,

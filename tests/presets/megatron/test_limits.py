@@ -9,7 +9,8 @@ import pytest
 
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron.job import MegatronLmOverrides, find_pretrain_run, read_job
+from zenith_tune.presets.megatron.command import find_pretrain_run
+from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.shell.interpreter import MAX_BYTES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron.job import find_pretrain_run
+from zenith_tune.presets.megatron.command import find_pretrain_run
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.shell.script import ProgramRun
 

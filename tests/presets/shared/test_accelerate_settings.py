@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, read_settings, yaml_text
+from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, read_settings
+from zenith_tune.presets.shared.training_files import yaml_text
 
 WORDS = st.sampled_from(
     ["no", "~", "2", "1.5", "1e-05", "010", "12:30", "a: b", "x #y", "- a", "'", "{a}", "日", "a b"]

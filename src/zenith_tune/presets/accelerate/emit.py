@@ -12,13 +12,14 @@ from zenith_tune.describe.deepspeed_config import OFF
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
-from zenith_tune.presets import import_hook
-from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, HOOK_FOLDER, Launch
+from zenith_tune.presets.accelerate.job import ACCUMULATION_VARIABLE
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
-from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
-from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.presets.emission import CHECKPOINTING_NOTE, SIZES, Emission, Target
 from zenith_tune.presets.levers import lever_label
-from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, Yaml, yaml_text
+from zenith_tune.presets.shared.accelerate_launch import Launch
+from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, Yaml
+from zenith_tune.presets.shared.training_files import yaml_text
+from zenith_tune.presets.shared.trial_hook import HOOK_SOURCES, hook_files
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.study.parameters import Value
 
@@ -186,18 +187,6 @@ def _precision(target: Target, kind: str) -> str:
 DS_FILE = "ds_config.json"
 DS_PATH = f"{{trial_folder}}/{DS_FILE}"
 _SHORT = {"tp": "TP", "pp": "PP", "cp": "CP", "ep": "EP", "stage": "Z", "mbs": "mbs", "zero": "zero"}
-
-
-HOOK_SOURCES = {
-    "zenithtune_import_hook": Path(import_hook.__file__),
-    "zenithtune_model_hook": Path(__file__).with_name("model_hook.py"),
-}
-"""What the hook imports in the user's process, by the names that it has there."""
-
-
-def hook_files(sources: Mapping[str, Path]) -> dict[str, str]:
-    """Return the files of a trial's hook, by the names of their modules."""
-    return {f"{HOOK_FOLDER}/{name}.py": path.read_text(encoding="utf-8") for name, path in sources.items()}
 
 
 HOOK_FILES = hook_files({"sitecustomize": Path(__file__).with_name("hook.py"), **HOOK_SOURCES})

@@ -13,7 +13,8 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.evaluator import AccelerateRun
-from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, AccelerateJob
+from zenith_tune.presets.accelerate.job import AccelerateJob
+from zenith_tune.presets.shared.accelerate_launch import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE
 
 ACCUMULATION = "gas"
 """The name of the accumulation among what a script fixes."""

@@ -24,11 +24,13 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.accelerate.command import PRESET
 from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
 from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.levers import Lever, LeverChoice
+from zenith_tune.presets.parts import ImplicitDefault
+from zenith_tune.presets.shared.accelerate_launch import PRESET
 from zenith_tune.presets.shared.accelerate_settings import FIELDS_OF_THE_JSON, PARALLELISM
 from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation
 from zenith_tune.presets.shared.zero_levers import lever_settings, levers_for
@@ -42,11 +44,10 @@ DEFAULT_STAGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend(ABC):
-    """Turn a point into keys of the file; the first choice of every axis is what the job has as it is."""
+class Backend(AxisSpace, ABC):
+    """The axes of a job, and the keys of the file that a point stands for."""
 
     job: AccelerateJob
-    axes: Mapping[str, tuple[Value, ...]]
 
     default_names: ClassVar[tuple[str, ...]] = ("mbs",)
     """What is searched unless the user says otherwise."""
@@ -115,10 +116,6 @@ class Backend(ABC):
         """Return the fields of Accelerate's plugins that a point must arrive in."""
         return {}
 
-    def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a point has beside the axes."""
-        return {name: value for name, value in params.items() if name not in self.axes}
-
     def offered_levers(
         self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
     ) -> list[Lever]:
@@ -137,7 +134,7 @@ class Backend(ABC):
     @property
     def own_ranks(self) -> int:
         """The ranks of the job as it is."""
-        return self.ranks({name: choices[0] for name, choices in self.axes.items()})
+        return self.ranks(self.first_point)
 
     @property
     def global_batch(self) -> int:
@@ -187,8 +184,7 @@ class Backend(ABC):
         """Return the point that the job itself stands for, where it is one of the space."""
         if "mbs" in self.axes and self.own_micro_batch not in self.axes["mbs"]:
             return None
-        point: Params = {name: choices[0] for name, choices in self.axes.items()}
-        point |= {unasked.name: unasked.size for unasked in self.implicit_defaults()}
+        point = self.first_point | {unasked.name: unasked.size for unasked in self.implicit_defaults()}
         return point if self.explain(point) is None else None
 
     def implicit_defaults(self) -> list[ImplicitDefault]:

@@ -26,7 +26,7 @@ from zenith_tune.describe.deepspeed_config import (
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.base import DEFAULT, chosen_axes
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
 from zenith_tune.presets.deepspeed.command import PRESET
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
 from zenith_tune.presets.shared.zero_levers import lever_settings, logged_levers
@@ -152,6 +152,11 @@ class DeepSpeedSpace:
             point[CHECKPOINTING] = self.job.recomputes
         point |= {name: axis.choices[0] for name, axis in self.axes.items()}
         return point if all(choice.contains(point[name]) for name, choice in self.parameters().items()) else None
+
+    def near_points(self) -> Iterator[Params]:
+        """Yield the job as it is, at any of the stages."""
+        own = self.own_point() or {name: choice.choices[0] for name, choice in self.parameters().items()}
+        return ({**own, "stage": stage} for stage in self.stages)
 
     def _written(self, axis: ZeroAxis, value: Value) -> object:
         if axis.keys[-1] not in ("offload_optimizer", "offload_param") or value not in (OFF, CPU):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.presets.megatron.command import LAYOUT_VARIABLE
 from zenith_tune.presets.megatron.options import (
     CHUNKS,
-    LAYOUT_VARIABLE,
     OPTIONS,
     PIPELINE,
     RECOMPUTE,

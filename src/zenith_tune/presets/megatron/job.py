@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,20 +24,23 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron.options import BALANCED_ROUTING, CUSTOM_SPLITS, LAYOUT_VARIABLE, SEQUENCE_PARALLEL
+from zenith_tune.presets.megatron.command import (
+    LAYOUT_VARIABLE,
+    OTHER_KINDS,
+    find_pretrain_run,
+    is_pretrain_script,
+    pretrain_kind,
+    without_layout,
+)
+from zenith_tune.presets.megatron.options import BALANCED_ROUTING, CUSTOM_SPLITS, SEQUENCE_PARALLEL
 from zenith_tune.presets.megatron.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron.version import VersionFeatures
-from zenith_tune.presets.subject import job_cluster
+from zenith_tune.presets.subject import JobOverrides, job_cluster
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.units import whole
 
 PRESET = "preset megatron-lm"
-PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
-MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
-"""The same script as a module, behind -m."""
-OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
-"""Scripts for what is no decoder-only transformer, whose shape is not known here."""
 MEGATRON_FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
 """By the releases' names, the newer first."""
 TORCH_FSDP = "--use-torch-fsdp2"
@@ -53,12 +55,9 @@ SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronLmOverrides:
-    """Hold what the user says beside the command; None leaves it to the command."""
+class MegatronLmOverrides(JobOverrides):
+    """What the user says besides the command, with the vocabulary and how tokens are routed."""
 
-    n_gpus: int | None = None
-    gbs: int | None = None
-    model: str | None = None
     vocab: int | None = None
     routing: str = BALANCED
 
@@ -148,36 +147,9 @@ def at_most(what: str, number: int, most: int) -> int:
     return number
 
 
-def find_pretrain_run(command: str, environment: Mapping[str, str] | None = None) -> ProgramRun | None:
-    """Return the first run of a pretrain script that a command leads to, or None.
-
-    >>> run = find_pretrain_run("TP=2; torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP")
-    >>> run.launcher[-1], run.arguments
-    ('8', ('--tensor-model-parallel-size', '2'))
-    """
-    return next(iter(find_runs(command, _is_pretrain_script, environment).runs), None)
-
-
-def pretrain_kind(run: ProgramRun) -> str:
-    """Return what the script trains, such as gpt."""
-    match = PROGRAM.search(run.program) or MODULE.search(run.program)
-    return match[1] if match else ""
-
-
-def _is_pretrain_script(words: Sequence[str], at: int) -> bool:
-    is_module = at > 0 and words[at - 1] in ("-m", "--module") and MODULE.search(words[at])
-    return bool(is_module or PROGRAM.search(words[at]))
-
-
-def is_pretrain_command(command: str) -> bool:
-    """Tell whether a command comes down to a pretrain script for decoder-only models."""
-    run = find_pretrain_run(command)
-    return run is not None and pretrain_kind(run) not in OTHER_KINDS
-
-
 def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
     """Read a command; what is missing is an error of one line with a hint."""
-    reading = find_runs(command, _is_pretrain_script)
+    reading = find_runs(command, is_pretrain_script)
     run = next(iter(reading.runs), None)
     if run is None:
         problem = (
@@ -225,25 +197,6 @@ def provisional_job(run: ProgramRun, num_gpus: int) -> MegatronJob:
     job = JobSpec(seq_len=0, framework=load_framework("megatron"))
     start = Layout(num_gpus=num_gpus, global_batch=num_gpus)
     return MegatronJob(args=MegatronArgs.of([]), run=run, model=None, job=job, start=start)
-
-
-def without_layout(command: str) -> str:
-    """Return the command of a script that `plan --emit` wrote, without the layout that it has by itself.
-
-    >>> without_layout("bash run.sh")
-    'LAYOUT= bash run.sh'
-    """
-    if _SAYS_LAYOUT.search(command):
-        return command
-    # In front of several commands it would count for the first alone.
-    return (
-        f"export {LAYOUT_VARIABLE}=; {command}"
-        if ParsedCommand.of(command).needs_shell
-        else f"{LAYOUT_VARIABLE}= {command}"
-    )
-
-
-_SAYS_LAYOUT = re.compile(rf"\b{LAYOUT_VARIABLE}=")
 
 
 def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:

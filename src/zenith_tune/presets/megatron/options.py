@@ -56,8 +56,6 @@ Wanted = dict[str, Value | None]
 """Options with their values; True for a switch that is on, None for what must not be there."""
 
 
-LAYOUT_VARIABLE = "LAYOUT"
-"""Of a script that `plan --emit` writes: its layout, in whose place a trial gives its own."""
 ROUTED = "routing"
 """The name under which a point says that its run was measured with balanced routing."""
 LOG_INTERVAL = "--log-interval"

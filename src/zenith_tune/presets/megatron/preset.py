@@ -5,30 +5,31 @@ from __future__ import annotations
 import functools
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
-from zenith_tune.errors import CommandError, UsageError
+from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets import import_hook
-from zenith_tune.presets.accelerate.command import HOOK_PATH
-from zenith_tune.presets.accelerate.emit import hook_files
-from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.arguments import refuse_sizes
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.framework_preset import FrameworkPreset, JobSpace
 from zenith_tune.presets.launched_gpus import run_resources
-from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.levers import NONE, Lever, lever_label
 from zenith_tune.presets.megatron import hook
 from zenith_tune.presets.megatron.job import (
     BALANCED,
     MAX_GPUS,
+    PRESET,
     MegatronJob,
     MegatronLmOverrides,
     at_most,
-    is_pretrain_command,
     read_job,
     subject_of,
     unread_job,
@@ -46,9 +47,10 @@ from zenith_tune.presets.megatron.written import (
     wanted_switches,
     written_command,
 )
+from zenith_tune.presets.shared.trial_hook import HOOK_PATH, hook_files
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
@@ -166,16 +168,47 @@ def _needs_connections(space: MegatronLmSpace) -> bool:
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 
+class PointSpace(JobSpace, Protocol):
+    """A space whose points are made many at a time, without those that break a rule."""
+
+    def points(self) -> Iterator[Params]:
+        """Yield every point that breaks no rule."""
+
+    def tables(self) -> Iterator[PointTable]:
+        """Yield them many at a time."""
+
+
+P = TypeVar("P", bound=PointSpace)
+
+
+class MegatronFamily(FrameworkPreset[P]):
+    """What the presets of Megatron's commands share: points that are made many at a time, and how a run is measured."""
+
+    def placeholder_names(self) -> set[str]:
+        return {*super().placeholder_names(), "gbs", "n_gpus"}
+
+    def points(self) -> Iterator[Params]:
+        return self._space.points()
+
+    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
+        return ((self._planned_layouts(command, table), table) for table in self._space.tables())
+
+    @abstractmethod
+    def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
+        """Return the layouts of rows of points, with all that the command says of them."""
+
+    def decisive(self) -> tuple[str, ...]:
+        return ("tp", "pp", "mbs")
+
+
 @PresetRegistry.register("megatron-lm")
-class MegatronLmPreset(TuningPreset):
+class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
     """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
 
-    Model, sequence, batch, precision and GPUs are read from the command; `n_gpus`, `gbs`, `model` (a name of the
-    catalog, a config.json or a Hugging Face id) and `vocab` say what it does not tell. `cluster` is this machine unless
-    named. `search` lists the axes, with a plus between them; the others stay as they are in the command. `levers` are
-    the settings that are tried on the best layout: default, none, or names with a plus between them; those that change
-    the numerics are tried where `allow` names them. Mixtures of experts are measured with balanced routing, or with
-    `routing=as-is` by the router of the command.
+    Model, sequence, batch, precision and GPUs are read from the command; `model` is a name of the catalog, a config.json
+    or a Hugging Face id, and `vocab` the size of a tokenizer that cannot be looked up. Axes that `search` does not list
+    stay as they are in the command. Mixtures of experts are measured with balanced routing, or with `routing=as-is` by
+    the router of the command.
 
     >>> preset = MegatronLmPreset(cluster="h100x8")
     >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
@@ -183,6 +216,8 @@ class MegatronLmPreset(TuningPreset):
     >>> preset.get_search_space()["tp"]
     CategoricalParameter(choices=(1, 2, 4, 8))
     """
+
+    title, declared, most_grid_points = PRESET, LEVERS, 0
 
     def __init__(
         self,
@@ -200,25 +235,24 @@ class MegatronLmPreset(TuningPreset):
         mbs_max: int = 16,
         tp_max: int = 64,
     ) -> None:
-        counts = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
-        for name, value in counts.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}", hint=f"give {name}=1 or more")
+        for name, value in {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}.items():
+            refuse_sizes(**{name: value})
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)
-        self.cluster, self.topology = cluster, topology
         self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab, routing=routing)
-        self._levers = LeverChoice.of(levers, allow, LEVERS)
         self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
-        self._bound: MegatronLmSpace | None = None
         self._unread: MegatronLmSpace | None = None
         self._packages: dict[str, bool] = {}
         """Which optional packages are installed where the user's command runs, as far as its log says."""
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command`, or a shell script that it starts, runs a pretrain script for decoder-only models."""
-        return is_pretrain_command(command)
+        super().__init__(
+            given=self._given,
+            cluster=cluster,
+            topology=topology,
+            search=search,
+            levers=levers,
+            allow=allow,
+            mbs_max=mbs_max,
+        )
 
     def bind(self, command: str) -> None:
         space = self._read(command)
@@ -228,36 +262,17 @@ class MegatronLmPreset(TuningPreset):
         if MODULES in space.searched:
             names.append(MODULES)
         refuse_unwritable(command, space.job, names)
-        self._bound = space
+        self._bind_space(space)
 
     def continue_with(self, recorded: Mapping[str, Sequence[Value]]) -> None:
         if self._bound is not None and recorded and recorded.keys() <= STAGES.keys():
-            self._bound = MegatronLmSpace(self._bound.job, self._limits, recorded=recorded)
+            self._bind_space(MegatronLmSpace(self._bound.job, self._limits, recorded=recorded))
 
-    def get_search_space(self) -> dict[str, Parameter]:
-        return {**self._space().parameters()}
-
-    def placeholder_names(self) -> set[str]:
-        return {*super().placeholder_names(), "gbs", "n_gpus"}
-
-    def explain(self, params: Mapping[str, Value]) -> str | None:
-        return self._space().explain(params)
-
-    def points(self) -> Iterator[Params]:
-        return self._space().points()
-
-    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
-        space = self._space(command)
-        return ((space.planned_layouts(table), table) for table in space.tables())
-
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self._space().layout(params)
+    def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
+        return self._space.planned_layouts(table)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return self._space(command).planned_layout(params)
-
-    def subject(self, command: str) -> PlanSubject:
-        return subject_of(self._space(command).job, self.cluster, self.topology)
+        return self._of(command).planned_layout(params)
 
     def tries(self, layout: Layout) -> bool:
         return self._usual_space.tries(layout)
@@ -266,17 +281,17 @@ class MegatronLmPreset(TuningPreset):
     def _usual_space(self) -> MegatronLmSpace:
         """What is searched where nobody asks for less."""
         usual = replace(self._limits, search=f"{DEFAULT}+{self._limits.search}")
-        return MegatronLmSpace(self._space().job, usual)
+        return MegatronLmSpace(self._space.job, usual)
 
     def train_steps(self, command: str) -> int | None:
-        args = self._space(command).job.args  # those of a script that is run by `bash train.sh`, too
+        args = self._of(command).job.args  # those of a script that is run by `bash train.sh`, too
         samples, batch = args.text("--train-samples"), args.text("--global-batch-size")
         if samples and batch and whole(samples) and whole(batch):
             return (whole(samples) or 0) // (whole(batch) or 1)
         return whole(args.text("--train-iters") or "")
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        space = self._space()
+        space = self._space
         plain = {name: value for name, value in params.items() if name in space.choices}
         replaced = lever_options(space.job, params)
         switches = wanted_switches(space.job, space.layout(params), plain)
@@ -284,34 +299,22 @@ class MegatronLmPreset(TuningPreset):
         dumped = dumped_options(kept, tp=int(params["tp"]))
         return dumped_sizes(params) | dumped | logged_levers(space.job, params)
 
-    def decisive(self) -> tuple[str, ...]:
-        return ("tp", "pp", "mbs")
-
-    def lever_space(self) -> dict[str, Parameter]:
-        return {**lever_parameters(LEVERS, self._space().searched)}
-
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
-        space = self._space(command)
+        space = self._of(command)
         if not space.job.takes_options:
             return []
-        at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject(command))
+        at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject)
         found = [each for each in levers_for(at, ParsedCommand.of(command)) if each.name not in space.searched]
         return self._levers.offered(found, at, self._packages)
 
-    def _known_subject(self, command: str) -> PlanSubject | None:
-        try:
-            return self.subject(command)
-        except UsageError:
-            return None
-
     def own_point(self, command: str) -> Params | None:
-        space = self._space(command)
+        space = self._of(command)
         point = space.own_point()
         return point if all(space.parameters()[name].contains(value) for name, value in point.items()) else None
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
-        space = self._space(command)
+        space = self._of(command)
         return written_command(command, space.job, space.layout(params), params)
 
     def baseline_command(self, command: str) -> str:
@@ -328,10 +331,10 @@ class MegatronLmPreset(TuningPreset):
 
     def trial_command(self, command: str) -> str:
         """Return the command as it is measured, where options can be added to it."""
-        return measured_command(command, self._space().job)
+        return measured_command(command, self._space.job)
 
     def resources(self, command: str) -> Resources:
-        job = self._space(command).job
+        job = self._of(command).job
         return run_resources(command, job.run, job.start.num_gpus)
 
     def label(self, params: Mapping[str, Value]) -> str:
@@ -365,28 +368,37 @@ class MegatronLmPreset(TuningPreset):
         return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
 
     def notes(self, command: str) -> list[str]:
-        return [*job_notes(self._space(command)), *self._lever_notes(command)]
+        return [*job_notes(self._of(command)), *self._lever_notes(command)]
 
     def _lever_notes(self, command: str) -> list[str]:
         """Return which levers may be tried: those of the command's own layout, and of any that differs in one value."""
-        space, line = self._space(command), ParsedCommand.of(command)
+        space, line = self._of(command), ParsedCommand.of(command)
         if not space.job.takes_options:
             return []
-        own = space.own_point()
-        points = [own, *({**own, name: value} for name in space.open_names for value in space.choices[name])]
-        situations = [Situation(job=space.job, layout=space.layout(point)) for point in points]
+        # Not only those that can be predicted here, nor at points that keep every rule.
+        situations = [Situation(job=space.job, layout=space.layout(point)) for point in space.near_points()]
         near = {lever.name for at in situations for lever in levers_for(at, line)} - space.searched
         return self._levers.note(LEVERS, near)
 
-    def _space(self, command: str | None = None) -> MegatronLmSpace:
-        """Return what is searched: of the command that the preset is bound to, or else of what is given."""
+    @property
+    def _space(self) -> MegatronLmSpace:
+        """What is searched: of the command that the preset is bound to, or else of what is given."""
         if self._bound is not None:
             return self._bound
-        if command is not None:
-            return self._read(command)
         if self._unread is None:
             self._unread = MegatronLmSpace(unread_job(self._given), self._limits)
         return self._unread
+
+    def _of(self, command: str) -> MegatronLmSpace:
+        return self._bound or self._read(command)
+
+    def subject(self, command: str) -> PlanSubject:
+        if self._bound is not None:
+            return super().subject(command)
+        return subject_of(self._read(command).job, self.cluster, self.topology)
+
+    def _looked_up(self) -> PlanSubject:
+        return subject_of(self._space.job, self.cluster, self.topology)
 
     def _read(self, command: str) -> MegatronLmSpace:
         return MegatronLmSpace(read_job(command, self._given), self._limits)

@@ -222,6 +222,12 @@ class MegatronLmSpace:
         """Return the values that the command itself has."""
         return {name: self._own(name) for name in self.choices}
 
+    def near_points(self) -> Iterator[Params]:
+        """Yield the command's own point, and every one that differs in one value."""
+        own = self.own_point()
+        yield own
+        yield from ({**own, name: value} for name in self.open_names for value in self.choices[name])
+
     def _own(self, name: str) -> Value:
         return self._value(name, self.job.start)
 

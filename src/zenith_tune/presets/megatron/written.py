@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.job import BALANCED, MegatronJob, without_layout
+from zenith_tune.presets.megatron.command import without_layout
+from zenith_tune.presets.megatron.job import BALANCED, MegatronJob
 from zenith_tune.presets.megatron.levers.offered import lever_options
 from zenith_tune.presets.megatron.options import (
     BALANCED_ROUTING,

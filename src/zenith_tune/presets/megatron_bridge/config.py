@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from zenith_tune.presets.megatron.options import LAYOUT, SHARDING, VIRTUAL, Wanted
 from zenith_tune.presets.megatron.overlap import OPTION as MODULES
-from zenith_tune.presets.shared.accelerate_settings import read_yaml
+from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.study.parameters import Value
 
 SECTIONS = ("model", "model.transformer", "train", "ddp", "optimizer")

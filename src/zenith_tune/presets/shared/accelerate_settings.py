@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.presets.shared.training_files import read_yaml, yaml_text
 from zenith_tune.study.files import open_regular
 from zenith_tune.units import whole
 
@@ -217,31 +218,6 @@ def is_on(value: object) -> bool:
     [True, True, False, False, True]
     """
     return str(value).lower() in ("true", "1", "yes", "y", "on", "t")
-
-
-def read_yaml(text: str) -> Any:
-    """Return what a YAML text holds, or raise ValueError with the line that is wrong.
-
-    >>> read_yaml("num_processes: 8  # GPUs\\nfsdp_config: {fsdp_version: 2}\\n")
-    {'num_processes': 8, 'fsdp_config': {'fsdp_version': 2}}
-    """
-    import yaml  # here, because only jobs of Accelerate pay for its import
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise ValueError(f"line {mark.line + 1}: {error.problem or error.context}" if mark else str(error)) from None
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
-def yaml_text(values: Mapping[str, Any]) -> str:
-    """Return values as YAML, in their order."""
-    import yaml
-
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000)
-    return text
 
 
 def option_value(text: str) -> Any:

@@ -26,6 +26,11 @@ Settings = dict[str, Any]
 """By section and key, such as training.seq_len."""
 
 
+def recognises(command: str) -> bool:
+    """Return whether a command, or a shell script that it starts, runs torchtitan."""
+    return titan_run(command) is not None
+
+
 def titan_run(command: str) -> ProgramRun | None:
     """Return the run of torchtitan that a command, or a script that it starts, comes down to."""
     runs = find_runs(command, _is_titan).runs

@@ -20,9 +20,9 @@ from zenith_tune.presets.trainer.command import (
     PRESET,
     ArgumentFile,
     argument_file,
-    is_trainer_command,
     is_trl,
     option_values,
+    recognises,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import LiveTrainer, TrainerRun
@@ -155,7 +155,7 @@ def read_job(command: str, given: JobOverrides, dialect: Dialect | None = None) 
         num_processes=_num_processes(command, given.n_gpus),
         arguments={**DEFAULTS, **(file.values if file else values)},
         options=frozenset(name for name in names if line.has(f"--{name}")),
-        reads_options=file is None and is_trainer_command(command),
+        reads_options=file is None and recognises(command),
         file=file,
         is_trl=is_trl(command),
         seq_len=given.seq,

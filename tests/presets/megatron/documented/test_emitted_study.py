@@ -12,8 +12,8 @@ import pytest
 from tests.command_runs import running
 from zenith_tune import PresetTuner
 from zenith_tune.presets.base import recognised_preset
+from zenith_tune.presets.megatron.documented.command import in_full
 from zenith_tune.presets.megatron.documented.preset import MegatronPreset
-from zenith_tune.presets.megatron.documented.swift import in_full
 from zenith_tune.shell import ParsedCommand
 
 PLANS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,36 +12,33 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
-from zenith_tune.presets.base import PresetRegistry, TuningPreset, refuse_sizes
+from zenith_tune.presets.arguments import refuse_sizes
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.launched_gpus import launched_resources
-from zenith_tune.presets.megatron.command import (
-    describes_dense_model,
-    edit_command,
-    own_values,
-    runs_megatron,
+from zenith_tune.presets.megatron.command import without_layout
+from zenith_tune.presets.megatron.documented.command import (
+    find_swift_run,
+    has_layout_variable,
+    in_full,
     runs_ms_swift,
     runs_pretrain_script,
+    swift_resources,
 )
 from zenith_tune.presets.megatron.documented.space import SIZES, MegatronRules, MegatronSpace
 from zenith_tune.presets.megatron.documented.swift import (
     INTERLEAVING,
     batch_notes,
-    find_swift_run,
-    has_layout_variable,
-    in_full,
     interleaving,
     log_option,
     megatron_subject,
     says_false,
-    swift_arguments,
-    swift_resources,
     swift_version,
     switched_on,
     tokens_notes,
     with_underscores,
 )
+from zenith_tune.presets.megatron.documented.written import describes_dense_model, edit_command, own_values
 from zenith_tune.presets.megatron.evaluator import sequence_in_command
-from zenith_tune.presets.megatron.job import without_layout
 from zenith_tune.presets.megatron.options import (
     CUSTOM_SPLITS,
     OPTIONS,
@@ -50,10 +47,12 @@ from zenith_tune.presets.megatron.options import (
     Wanted,
     dumped_sizes,
 )
+from zenith_tune.presets.megatron.preset import MegatronFamily
+from zenith_tune.presets.subject import JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ UNSAID: Mapping[str, Value] = {
 
 
 @PresetRegistry.register("megatron")
-class MegatronPreset(TuningPreset):
+class MegatronPreset(MegatronFamily[MegatronSpace]):
     """Tune parallel sizes, the micro-batch and recomputation; GPUs and the global batch stay as they are.
 
     `model` is a Hugging Face id or a local path, from whose config.json the number of layers and of query groups is
@@ -91,6 +90,8 @@ class MegatronPreset(TuningPreset):
     >>> preset.get_search_space()["tp"]
     CategoricalParameter(choices=(1, 2, 4, 8))
     """
+
+    title = "preset megatron"
 
     def __init__(
         self,
@@ -106,46 +107,30 @@ class MegatronPreset(TuningPreset):
         seq: int | None = None,
         vp_max: int = 1,
     ) -> None:
-        refuse_sizes(n_gpus=n_gpus, mbs_max=mbs_max, gbs=gbs, vp_max=vp_max)
-        refuse_sizes(num_layers=num_layers, num_query_groups=num_query_groups, seq=seq)
+        given = JobOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq)
+        super().__init__(given=given, cluster=cluster, mbs_max=mbs_max)
+        refuse_sizes(vp_max=vp_max, num_layers=num_layers, num_query_groups=num_query_groups)
         if vp_max > 1 and not folding:
             raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
-        self.n_gpus = n_gpus
-        self.vp_max = vp_max
-        self.mbs_max = mbs_max
-        self.gbs = gbs
-        self.folding = folding
-        self.model, self.cluster, self.seq = model, cluster, seq
+        self.n_gpus, self.gbs, self.model, self.seq = n_gpus, gbs, model, seq
+        self.vp_max, self.folding = vp_max, folding
         self.model_config = None if model is None else read_model_config(model)
         rules = _rules(self.model_config, num_layers, num_query_groups, folding=folding)
-        self.space = MegatronSpace(n_gpus=n_gpus, gbs=gbs, mbs_max=mbs_max, vp_max=vp_max, rules=rules)
+        self._bind_space(MegatronSpace(n_gpus=n_gpus, gbs=gbs, mbs_max=mbs_max, vp_max=vp_max, rules=rules))
         self.facts = rules.facts
         self._command = self._full_text = ""
         self._has_layout_variable = False
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer.
-
-        Megatron-SWIFT is found in a script as well.
-        """
-        full = in_full(command)
-        return runs_megatron(full) and "pretrain_mimo.py" not in full  # which preset mimo reads
-
-    @classmethod
-    def arguments_in(cls, command: str) -> dict[str, Any]:
-        return swift_arguments(command)
 
     def bind(self, command: str) -> None:
         self._command, self._full_text = command, in_full(command)
         self._has_layout_variable = has_layout_variable(command)
         if self.facts.num_experts is None and describes_dense_model(command):
             self.facts = replace(self.facts, num_experts=0)
-            self.space = replace(self.space, rules=replace(self.space.rules, facts=self.facts))
+            self._bind_space(replace(self._space, rules=replace(self._space.rules, facts=self.facts)))
         if filled := placeholder_names(command, self.get_search_space()):
             own = {**UNSAID, "mbs": 1, "recompute_granularity": "full", **own_values(self._full_text)}
             fixed = {name: own[name] for name in self.get_search_space() if name not in filled}
-            self.space = replace(self.space, fixed=fixed)
+            self._bind_space(replace(self._space, fixed=fixed))
         if self.vp_max == 1:
             return
         if self._swift_major(command) == 3 and self.facts.num_layers is None:
@@ -156,36 +141,18 @@ class MegatronPreset(TuningPreset):
         # A command with no place for the option is refused now, not at the first trial that sets it.
         self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
 
-    def get_search_space(self) -> dict[str, Parameter]:
-        return self.space.parameters()
-
-    def placeholder_names(self) -> set[str]:
-        return {*super().placeholder_names(), "gbs", "n_gpus"}
-
-    def explain(self, params: Mapping[str, Value]) -> str | None:
-        return self.space.explain(params)
-
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         is_full = params.get("recompute_granularity") == "full"
         names = ("recompute_granularity", *(("recompute_method", "recompute_num_layers") if is_full else ()))
         return dumped_sizes(params) | {name: params[name] for name in names if name in params}
 
-    def decisive(self) -> tuple[str, ...]:
-        return ("tp", "pp", "mbs")
-
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self.space.layout(params)
-
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
         sharded, sp = self._planned(command, tp=int(params["tp"]), ep=int(params["ep"]))
-        return self.space.layout(params, sharded=sharded, sp=sp)
-
-    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
-        return ((self._planned_layouts(command, table), table) for table in self.space.tables())
+        return self._space.layout(params, sharded=sharded, sp=sp)
 
     def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
         sharded, sp = self._planned(command, tp=table["tp"], ep=table["ep"])
-        return self.space.layouts(table, sharded=sharded, sp=sp)
+        return self._space.layouts(table, sharded=sharded, sp=sp)
 
     def _planned(self, command: str, *, tp: Any, ep: Any) -> tuple[bool, Any]:
         """Return whether the optimizer is sharded, and where trials have sequence parallelism."""
@@ -198,8 +165,8 @@ class MegatronPreset(TuningPreset):
             self._full(command), model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq
         )
 
-    def points(self) -> Iterator[Params]:
-        return self.space.points()
+    def _looked_up(self) -> PlanSubject:
+        return self.subject(self._command)
 
     def own_point(self, command: str) -> Params | None:
         full, space = self._full(command), self.get_search_space()
@@ -299,7 +266,7 @@ class MegatronPreset(TuningPreset):
             from zenith_tune.strategies.guided.strategy import GuidedStrategy
 
             return GuidedStrategy()
-        if self.space.fixed:
+        if self._space.fixed:
             from zenith_tune.strategies.grid import GridStrategy
 
             return GridStrategy()

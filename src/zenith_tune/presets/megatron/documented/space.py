@@ -184,6 +184,10 @@ class MegatronSpace:
         """Return why a point breaks the first rule that it breaks, or None."""
         return self.rules.explain(self.layout(params), params)
 
+    def near_points(self) -> Iterator[Params]:
+        """Yield nothing: the documented preset has no levers."""
+        return iter(())
+
     def points(self) -> Iterator[Params]:
         """Yield every point that breaks no rule."""
         return (table.point(row) for table in self.tables() for row in range(len(table)))

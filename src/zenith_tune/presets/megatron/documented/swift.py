@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.command import runs_megatron, runs_ms_swift, runs_pretrain_script
+from zenith_tune.presets.megatron.documented.command import runs_ms_swift, runs_pretrain_script
 from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
-from zenith_tune.presets.megatron.job import without_layout
 from zenith_tune.presets.megatron.options import (
     CHUNKS,
     LOG_INTERVAL,
-    OPTIONS,
     PER_CHUNK,
     SEQUENCE_PARALLEL,
     VIRTUAL,
@@ -28,66 +23,8 @@ from zenith_tune.presets.megatron.options import (
 from zenith_tune.presets.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
-from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
-
-KINDS = ("sft", "pt", "rlhf")
-PER_NODE, NODES = "NPROC_PER_NODE", "NNODES"
-"""The environment variables from which ms-swift takes the GPUs of a node, and the nodes."""
-_CLI = re.compile(r"(?:^|[/.])swift[/.]cli[/.]_megatron[/.]")
-
-
-def find_swift_run(command: str) -> ProgramRun | None:
-    """Return the first run of `megatron sft` that a command leads to, or None.
-
-    >>> run = find_swift_run("export NPROC_PER_NODE=8; megatron sft --micro_batch_size 2")
-    >>> run.variables["NPROC_PER_NODE"], run.arguments
-    ('8', ('sft', '--micro_batch_size', '2'))
-    """
-    return next(iter(find_runs(command, _is_swift).runs), None)
-
-
-def _is_swift(words: Sequence[str], at: int) -> bool:
-    is_program = words[at].rpartition("/")[2] == "megatron" and words[at + 1 : at + 2] != []
-    return (is_program and words[at + 1] in KINDS) or bool(_CLI.search(words[at]))
-
-
-def in_full(command: str) -> str:
-    """Return what is run by a command whose script starts ms-swift; any other command comes back as it is."""
-    run = None if runs_megatron(command) else find_swift_run(command)
-    return command if run is None else shlex.join((*run.launcher, run.program, *run.arguments))
-
-
-def has_layout_variable(command: str) -> bool:
-    """Tell whether a command runs a script whose layout stands in a variable, as those of `plan --emit` do."""
-    return not runs_megatron(command) and in_full(without_layout(command)) != in_full(command)
-
-
-def swift_arguments(command: str) -> dict[str, Any]:
-    """Return the arguments of preset megatron that a run of ms-swift tells: its GPUs and its batch.
-
-    What `plan --emit` writes is planned by the rules of `folding`.
-    """
-    run = find_swift_run(command)
-    if run is None:
-        return {}
-    resources = swift_resources(run)
-    per_node, line = resources.gpus_per_node, ParsedCommand.from_argv([run.program, *run.arguments])
-    found: dict[str, Any] = {
-        "n_gpus": per_node * resources.nodes if per_node else None,
-        "gbs": line.count(OPTIONS["gbs"]),
-        "folding": True if has_layout_variable(command) else None,
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def swift_resources(run: ProgramRun) -> Resources:
-    """Return the nodes of a run, and the GPUs of each where it says."""
-    known: Mapping[str, str] = {**os.environ, **run.variables}
-    return Resources(nodes=whole(known.get(NODES, "")) or 1, gpus_per_node=whole(known.get(PER_NODE, "")) or None)
-
 
 RENAMED = {
     "--save-interval": "--save-steps",
