@@ -16,7 +16,6 @@ from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, recognised_preset
-from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.megatron.documented.command import runs_ms_swift
 from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset
 from zenith_tune.presets.megatron.documented.swift import layout_in, megatron_subject, with_recompute
@@ -25,6 +24,7 @@ from zenith_tune.presets.megatron.options import CHUNKS, OPTIONS, PER_CHUNK, VIR
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.megatron.space import MegatronLmSpace, SearchLimits
 from zenith_tune.presets.parts import CompletePreset, ImplicitDefault, completed
+from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params

@@ -11,7 +11,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.arguments import DEFAULT, refuse_sizes
 from zenith_tune.presets.levers import NONE, Declared, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.parts import CompletePreset
-from zenith_tune.presets.subject import JobOverrides, LookedUp
+from zenith_tune.presets.shared.subject import JobOverrides, LookedUp
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ TRAIN_STEPS = ("--train-iters", "--train_iters", "--max-steps", "--max_steps")
 
 
 class Described(TuningPreset):
-    """A preset that says more of its job than the command does: what to call a point, what to know, what a run takes."""
+    """A preset that says what a point is called, what to know of the job, and what a run of it takes."""
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words, for a table's cell."""
@@ -49,7 +49,7 @@ class Described(TuningPreset):
 
     def resources(self, command: str) -> Resources:
         """Return what one run of `command` needs: nodes, and GPUs of each."""
-        from zenith_tune.presets.launched_gpus import launched_resources
+        from zenith_tune.presets.shared.launched_gpus import launched_resources
 
         return launched_resources(command)
 

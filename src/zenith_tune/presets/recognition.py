@@ -1,4 +1,4 @@
-"""Which preset a command is for, found by light modules alone: no framework's preset is loaded for another's command."""
+"""Which preset a command is for, found by light modules: no preset is loaded for another framework's command."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from zenith_tune.describe.deepspeed_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.launched_gpus import machine_gpus
 from zenith_tune.presets.shared.accelerate_launch import (
     DEEPSPEED_TYPE,
     FSDP_TYPE,
@@ -21,7 +20,8 @@ from zenith_tune.presets.shared.accelerate_launch import (
     merged_settings,
 )
 from zenith_tune.presets.shared.accelerate_settings import SECTION_OF, AccelerateSettings
-from zenith_tune.presets.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
+from zenith_tune.presets.shared.launched_gpus import machine_gpus
+from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.units import whole

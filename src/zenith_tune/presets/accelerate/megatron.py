@@ -31,7 +31,7 @@ from zenith_tune.layouts.rules import (
 from zenith_tune.presets.accelerate.job import AccelerateJob
 from zenith_tune.presets.accelerate.space import Axes, Backend
 from zenith_tune.presets.parts import ImplicitDefault
-from zenith_tune.presets.subject import job_cluster
+from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.study.parameters import Value
 
 if TYPE_CHECKING:

@@ -44,10 +44,10 @@ from zenith_tune.presets.shared.accelerate_launch import (
 from zenith_tune.presets.shared.accelerate_settings import CHECKED_VERSION
 from zenith_tune.presets.shared.live_model import HINT as MODEL_HINT
 from zenith_tune.presets.shared.live_model import model_notes
+from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.shared.trial_hook import watched
 from zenith_tune.presets.shared.zero_lever_declaration import Release, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS
-from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject

@@ -31,7 +31,7 @@ def refuse_two_configs(command: str) -> None:
 
 
 def recognises(command: str) -> bool:
-    """Return whether a command trains with DeepSpeed, as far as it can be seen: a JSON file is named, or its launcher."""
+    """Return whether a command visibly trains with DeepSpeed: it names a JSON file, or starts the launcher."""
     named = find_config(command)
     if named is not None:
         return named.is_json or PLACEHOLDER in command or named.path == TRIAL_PATH

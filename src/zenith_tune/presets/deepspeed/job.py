@@ -21,9 +21,9 @@ from zenith_tune.describe.deepspeed_config import (
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.arguments import MOST
 from zenith_tune.presets.deepspeed.command import PRESET, refuse_own_autotuning, refuse_two_configs
-from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
 from zenith_tune.presets.shared.training_files import find_config, path_in_training_folder
-from zenith_tune.presets.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
 from zenith_tune.shell import ParsedCommand
 
 TRAINER_BATCH = {MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--gradient_accumulation_steps"}

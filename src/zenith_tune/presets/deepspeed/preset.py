@@ -17,9 +17,9 @@ from zenith_tune.presets.deepspeed.job import DeepSpeedJob, DeepSpeedOverrides, 
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.shared.subject import SEQUENCE_OPTIONS, LookedUp, job_cluster, job_model
 from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
-from zenith_tune.presets.subject import SEQUENCE_OPTIONS, LookedUp, job_cluster, job_model
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject

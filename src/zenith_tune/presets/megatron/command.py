@@ -35,6 +35,7 @@ def pretrain_kind(run: ProgramRun) -> str:
 
 
 def is_pretrain_script(words: Sequence[str], at: int) -> bool:
+    """Return whether a word of a command is a pretrain script, by its file or as a module."""
     is_module = at > 0 and words[at - 1] in ("-m", "--module") and MODULE.search(words[at])
     return bool(is_module or PROGRAM.search(words[at]))
 

@@ -23,7 +23,6 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
-from zenith_tune.presets.launched_gpus import pretrain_gpus
 from zenith_tune.presets.megatron.command import (
     LAYOUT_VARIABLE,
     OTHER_KINDS,
@@ -35,7 +34,8 @@ from zenith_tune.presets.megatron.command import (
 from zenith_tune.presets.megatron.options import BALANCED_ROUTING, CUSTOM_SPLITS, SEQUENCE_PARALLEL
 from zenith_tune.presets.megatron.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron.version import VersionFeatures
-from zenith_tune.presets.subject import JobOverrides, job_cluster
+from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
+from zenith_tune.presets.shared.subject import JobOverrides, job_cluster
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.units import whole

@@ -20,7 +20,6 @@ from zenith_tune.presets import import_hook
 from zenith_tune.presets.arguments import refuse_sizes
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset, JobSpace
-from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever, lever_label
 from zenith_tune.presets.megatron import hook
 from zenith_tune.presets.megatron.job import (
@@ -47,6 +46,7 @@ from zenith_tune.presets.megatron.written import (
     wanted_switches,
     written_command,
 )
+from zenith_tune.presets.shared.launched_gpus import run_resources
 from zenith_tune.presets.shared.trial_hook import HOOK_PATH, hook_files
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
@@ -235,7 +235,8 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
         mbs_max: int = 16,
         tp_max: int = 64,
     ) -> None:
-        for name, value in {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}.items():
+        sizes = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
+        for name, value in sizes.items():
             refuse_sizes(**{name: value})
             at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
         search_names(search)

@@ -11,8 +11,8 @@ from typing import Any
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import WORLD, JobFacts
-from zenith_tune.presets.launched_gpus import machine_gpus, pretrain_gpus, run_resources
-from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.presets.shared.launched_gpus import machine_gpus, pretrain_gpus, run_resources
+from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.presets.torchtitan.command import (
     FILE_OPTION,
     PRESET,

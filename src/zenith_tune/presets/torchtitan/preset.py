@@ -11,9 +11,9 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.arguments import DEFAULT, refuse_steps
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.launched_gpus import run_resources
 from zenith_tune.presets.levers import NONE, Lever
-from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.launched_gpus import run_resources
+from zenith_tune.presets.shared.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
 from zenith_tune.presets.torchtitan.job import STEPS, TitanJob, live_job, read_job

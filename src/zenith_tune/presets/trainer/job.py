@@ -9,8 +9,8 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.accelerate.evaluator import WRAPPER_NAMES
-from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,

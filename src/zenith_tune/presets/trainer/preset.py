@@ -16,12 +16,12 @@ from zenith_tune.presets.accelerate.evaluator import RunAsked
 from zenith_tune.presets.arguments import DEFAULT, refuse_steps
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.levers import NONE, Lever
 from zenith_tune.presets.parts import ConfirmingRun
+from zenith_tune.presets.shared.launched_gpus import launched_resources
 from zenith_tune.presets.shared.live_model import model_notes
+from zenith_tune.presets.shared.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.shared.trial_hook import HOOK_FOLDER, HOOK_SOURCES, hook_files, hooked, watched
-from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.trainer import hook, longest
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,

@@ -14,7 +14,6 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.arguments import refuse_sizes
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.launched_gpus import launched_resources
 from zenith_tune.presets.megatron.command import without_layout
 from zenith_tune.presets.megatron.documented.command import (
     find_swift_run,
@@ -48,7 +47,8 @@ from zenith_tune.presets.megatron.options import (
     dumped_sizes,
 )
 from zenith_tune.presets.megatron.preset import MegatronFamily
-from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.presets.shared.launched_gpus import launched_resources
+from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy

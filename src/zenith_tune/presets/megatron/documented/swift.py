@@ -20,7 +20,7 @@ from zenith_tune.presets.megatron.options import (
     VIRTUAL,
     pipeline_options,
 )
-from zenith_tune.presets.subject import job_cluster, job_model
+from zenith_tune.presets.shared.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
 from zenith_tune.study.parameters import Value
