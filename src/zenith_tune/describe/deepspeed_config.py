@@ -44,7 +44,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DsConfig:
-    """Hold what a configuration says.
+    """A DeepSpeed configuration.
 
     >>> config = DsConfig(values={"zero_optimization": {"stage": 2}})
     >>> config.get(STAGE), config.count(MICRO_BATCH), config.having({STAGE: 3}).get(STAGE)
@@ -64,7 +64,7 @@ class DsConfig:
         return found
 
     def is_auto(self, keys: Keys) -> bool:
-        """Tell whether the value is left to the Trainer."""
+        """Return whether the value is left to the Trainer."""
         return bool(self.get(keys) == AUTO)
 
     def count(self, keys: Keys) -> int | None:
@@ -186,7 +186,7 @@ STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroAxis:
-    """Hold one key that may be searched."""
+    """A key that may be searched."""
 
     keys: Keys
     choices: tuple[Value, ...]
@@ -195,7 +195,7 @@ class ZeroAxis:
     last_stage: int = 3
 
     def matters(self, stage: int) -> bool:
-        """Tell whether the key has an effect at a stage."""
+        """Return whether the key has an effect at a stage."""
         return self.first_stage <= stage <= self.last_stage
 
 
@@ -226,7 +226,7 @@ TUNING = tuple(name for name in AXES if name not in MEMORY_MODES)
 
 
 def matters(name: str, stage: int) -> bool:
-    """Tell whether a searched name has an effect at a stage; a name that nobody knows may.
+    """Return whether a searched name has an effect at a stage; an unknown name may.
 
     >>> matters("overlap_comm", 1), matters("overlap_comm", 2), matters("gradient_clipping", 0)
     (False, True, True)

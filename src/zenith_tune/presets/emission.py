@@ -16,7 +16,7 @@ CHECKPOINTING_NOTE = "switch gradient checkpointing on in the model: the file do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """Hold a file for a framework, and what its reader should know."""
+    """A file for a framework, and what its reader should know."""
 
     file_name: str
     text: str
@@ -25,7 +25,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Hold what is written down: a layout, and the job and machines that it is for."""
+    """A layout that is to be written down, with its job and machines."""
 
     layout: Layout
     model: ModelSpec

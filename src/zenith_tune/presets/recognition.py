@@ -19,7 +19,7 @@ RECOGNISERS = {
 }
 """The module of each built-in preset with `recognises(command)`.
 
-It may also have `may_be_for(command)`, for a command that only a run of it can tell, and `arguments_in(command)`, the
+It may also have `may_be_for(command)`, for a command that only a run of it can prove, and `arguments_in(command)`, the
 constructor's arguments that the command itself gives.
 """
 YIELDS_TO = {"accelerate": ("axolotl", "deepspeed", "trainer")}

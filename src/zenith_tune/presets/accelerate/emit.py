@@ -243,5 +243,5 @@ def _json_options(backend: Backend, params: Mapping[str, Value]) -> dict[str, st
     if not isinstance(backend, DeepSpeedBackend) or not backend.has_json(params):
         return {}
     precision = backend.job.settings.word("mixed_precision")
-    # In the file, beside a JSON, Accelerate would refuse it.
+    # In the file, next to a JSON, Accelerate would refuse it.
     return {"deepspeed_config_file": DS_PATH, **({"mixed_precision": precision} if precision else {})}

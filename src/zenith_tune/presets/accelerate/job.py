@@ -36,7 +36,7 @@ _NVME = "nvme"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateOverrides(JobOverrides):
-    """Add what the script calls the parts of its batch, and recomputation."""
+    """What the user says besides the command, with the script's options for its batch and recomputation."""
 
     mbs_option: str | None = None
     gas_option: str | None = None
@@ -45,7 +45,7 @@ class AccelerateOverrides(JobOverrides):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateJob:
-    """Hold one job; the user's own file stays as it is."""
+    """A job of Accelerate; the user's own file stays as it is."""
 
     settings: AccelerateSettings
     """What the file says, with the launcher's options in place of it where both speak."""
@@ -55,7 +55,7 @@ class AccelerateJob:
     own_accumulation: int
     """Micro-batches of a step, as the job has them."""
     own_micro_batch: int | None
-    """The dataloader's batch size; None where nobody knows it."""
+    """The dataloader's batch size; None where it is not known."""
     given_batch: int | None = None
     carriers: frozenset[str] = frozenset()
     """Which of mbs, gas and recompute the command has placeholders for."""
@@ -143,14 +143,14 @@ def _refuse_unknown(launch: Launch) -> None:
     """Refuse an option that would win over every trial's file with a value that only the shell knows."""
     for name in sorted(launch.unknown_names):
         if name == "config_file" or name in SECTION_OF:
-            problem = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
+            problem = f"{PRESET} writes --{name} for each trial, but its value is one that only the shell knows"
             raise UsageError(problem, hint="write it out")
 
 
 def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, DsConfig | None]:
     """Return DeepSpeed's own JSON, where there is one, or where only that reaches DeepSpeed.
 
-    The launcher exports the paths of an offload to NVMe to nobody, so that a job with one needs a JSON.
+    The launcher exports the paths of an offload to NVMe nowhere, so that a job with one needs a JSON.
     """
     path = settings.get("deepspeed_config_file")
     if path is not None:
@@ -200,7 +200,7 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
         raise UsageError(problem, hint=f"leave n_gpus out, or change {settings.source}")
     found = given.n_gpus or started or (None if is_unknown else machine_gpus())
     if found is None:
-        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --num_processes 8 in the command")
     return found
 

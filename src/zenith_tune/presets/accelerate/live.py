@@ -22,7 +22,7 @@ ACCUMULATION = "gas"
 
 @dataclass(frozen=True, slots=True)
 class LiveField:
-    """Hold one field of a plugin: which axis it is, what it is called there, in the file and in the hook's lines."""
+    """A field of a plugin: its axis, and its names in the script, in the file and in the hook's lines."""
 
     axis: str
     argument: str

@@ -113,7 +113,7 @@ def _backend_notes(backend: Backend) -> list[str]:
             "your file leaves megatron_lm_context_parallel_size out, which Accelerate takes for 2: trials say 1"
         )
     if own.flag("megatron_lm_recompute_activations"):
-        notes.append("megatron_lm_recompute_activations reaches nobody in Accelerate: trials say recompute_granularity")
+        notes.append("megatron_lm_recompute_activations has no effect in Accelerate: trials say recompute_granularity")
     if len(backend.axes["cp"]) > 1 or backend.axes["cp"][0] != 1:
         notes.append("with cp above 1 Accelerate feeds Megatron too few micro-batches, unless Megatron reads the data")
     if still := [name for name in ("cp", "ep") if len(backend.axes[name]) == 1]:
@@ -127,7 +127,7 @@ def _backend_notes(backend: Backend) -> list[str]:
 def _still_note(still: list[str]) -> str:
     reasons = {
         "cp": "cp, with which Accelerate feeds Megatron too few micro-batches unless Megatron reads the data",
-        "ep": "ep, which is for a mixture of experts that --args model=NAME tells",
+        "ep": "ep, which is for a mixture of experts that --args model=NAME describes",
     }
     what = "; and ".join(reasons[name] for name in still)
     return f"not searched: {what}; --args search=default+{'+'.join(still)} would"
@@ -152,7 +152,7 @@ class AcceleratePreset(FrameworkPreset[Backend]):
     """Tune the configuration of an `accelerate launch` command: its file, and the options that it has in place of one.
 
     The global batch stays what it is: micro-batches follow the dataloader's batch size, which is the script's option
-    `mbs_option`. Each trial has a file of its own and a hook that tells what the job runs as; a job that ran as
+    `mbs_option`. Each trial has a file of its own and a hook that prints what the job runs as; a job that ran as
     something else has failed, unless `check` is false.
     """
 
@@ -203,7 +203,7 @@ class AcceleratePreset(FrameworkPreset[Backend]):
         self._samples = None
         self._model = LookedUp(lambda: job_model(job.model))
         backend = self._bind_job(job)
-        if job.backend != PLAIN_TYPE:  # of a plain one the script may have a plugin, which only a run tells
+        if job.backend != PLAIN_TYPE:  # of a plain one the script may have a plugin, which only a run shows
             backend.refuse_without_choice()
 
     def _bind_job(self, job: AccelerateJob) -> Backend:
@@ -294,7 +294,7 @@ class AcceleratePreset(FrameworkPreset[Backend]):
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with its own file, and the hook beside it."""
+        """Return the user's own command with its own file, and the hook next to it."""
         return watched(command)
 
     def baseline_files(self) -> dict[str, str]:

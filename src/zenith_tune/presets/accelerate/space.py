@@ -138,7 +138,7 @@ class Backend(AxisSpace, ABC):
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step, which no trial changes; in micro-batches where nobody knows their size."""
+        """Samples of a step, which no trial changes; in micro-batches where their size is not known."""
         job = self.job
         found = job.given_batch or (job.own_micro_batch or 1) * job.own_accumulation * self.own_ranks
         if found % self.least_ranks:
@@ -150,13 +150,13 @@ class Backend(AxisSpace, ABC):
 
     @property
     def own_micro_batch(self) -> int | None:
-        """The dataloader's batch size as the job has it; None where nobody knows it."""
+        """The dataloader's batch size as the job has it; None where it is not known."""
         job = self.job
         derived = job.given_batch // (job.own_accumulation * self.own_ranks) if job.given_batch else 0
         return job.own_micro_batch or derived or None
 
     def micro_batch(self, params: Mapping[str, Value]) -> int:
-        """Return the dataloader's batch size; 1 where nobody knows it."""
+        """Return the dataloader's batch size; 1 where it is not known."""
         return int(params.get("mbs", self.own_micro_batch or 1))
 
     def micro_batches(self, mbs_max: int) -> tuple[int, ...]:
@@ -193,7 +193,7 @@ class Backend(AxisSpace, ABC):
 
 
 class PlainBackend(Backend):
-    """Run plain data parallelism, where only the micro-batch can be tuned."""
+    """Plain data parallelism, where only the micro-batch can be tuned."""
 
     @classmethod
     def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
@@ -207,7 +207,7 @@ class PlainBackend(Backend):
 
 
 class FsdpBackend(Backend):
-    """Run FSDP version 2: whether weights are gathered once or twice a step, and whether activations are kept."""
+    """FSDP version 2: whether weights are gathered once or twice a step, and whether activations are kept."""
 
     default_names = ("reshard", "checkpointing", "mbs")
     more_names = ("offload",)
@@ -267,7 +267,7 @@ class FsdpBackend(Backend):
 
 
 class DeepSpeedBackend(Backend):
-    """Run DeepSpeed."""
+    """The DeepSpeed backend."""
 
     default_names = ("stage", *OFFLOADS, "mbs")
     wrapper = "DeepSpeedEngine"
@@ -313,7 +313,7 @@ class DeepSpeedBackend(Backend):
         return self.config_at(params) if self.has_json(params) else None
 
     def has_json(self, params: Mapping[str, Value]) -> bool:
-        """Tell whether a trial has a JSON: Accelerate's own file has no keys for levers."""
+        """Return whether a trial has a JSON: Accelerate's own file has no keys for levers."""
         return self.job.ds_config is not None or bool(self.levers_of(params))
 
     def config_at(self, params: Mapping[str, Value]) -> DsConfig:

@@ -34,14 +34,14 @@ _OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedOverrides(JobOverrides):
-    """Add the path of the configuration."""
+    """What the user says besides the command, with the path of the configuration."""
 
     config: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedJob:
-    """Hold one job; its own configuration stays as it is."""
+    """A job of DeepSpeed; its own configuration stays as it is."""
 
     config: DsConfig
     num_gpus: int
@@ -136,13 +136,13 @@ def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
     found = given.n_gpus or started or machine_gpus()
     if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --num_gpus 8 in the command")
     return found
 
 
 def _is_trainer(line: ParsedCommand, config: DsConfig) -> bool:
-    """Tell whether the Trainer runs it: by its arguments, or because only it fills a batch that is left "auto"."""
+    """Return whether the Trainer runs it: by its arguments, or because only it fills a batch that is left "auto"."""
     left = any(config.is_auto(keys) for keys in (BATCH, MICRO_BATCH, ACCUMULATION))
     return left or any(line.has(option) for option in TRAINER_OPTIONS)
 

@@ -45,7 +45,7 @@ OFFLOADED_AS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedSpace:
-    """Hold the axes of one job; the first choice of each is what the job has as it is, or DeepSpeed's default."""
+    """The axes of one job; the first choice of each is what the job has as it is, or DeepSpeed's default."""
 
     job: DeepSpeedJob
     stages: tuple[int, ...]
@@ -109,7 +109,7 @@ class DeepSpeedSpace:
         return changes | lever_settings(self.levers_of(params))
 
     def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a point has beside the axes."""
+        """Return what a point has besides the axes."""
         searched = self.parameters()
         return {name: value for name, value in params.items() if name not in searched}
 

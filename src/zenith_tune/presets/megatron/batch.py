@@ -19,7 +19,7 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedBatch(LayoutBatch):
-    """Hold many of `TunedLayout`."""
+    """Many of `TunedLayout`, as arrays."""
 
     overlap: npt.NDArray[np.str_]
     tp_overlap: BoolArray
@@ -32,7 +32,7 @@ def layouts_of(
 ) -> LayoutBatch:
     """Return the layouts of rows; what is not chosen is 1, or else as in `start`.
 
-    `recompute` has for each kind a layout that recomputes in this way; `sequence_parallel` tells of tp and cp whether
+    `recompute` has for each kind a layout that recomputes in this way; `sequence_parallel` says of tp and cp whether
     they have it, where it is no choice of its own.
     """
     columns: dict[str, Any] = {

@@ -191,7 +191,7 @@ def _script(target: Target, lines: Sequence[str], setup: Sequence[str] = ()) -> 
 
 
 def needs_one_connection(target: Target) -> bool:
-    """Tell whether Megatron insists on CUDA_DEVICE_MAX_CONNECTIONS=1: before Blackwell, with TP or CP.
+    """Return whether Megatron insists on CUDA_DEVICE_MAX_CONNECTIONS=1: before Blackwell, with TP or CP.
 
     A layout without may be tuned into one that has them.
     """

@@ -68,7 +68,7 @@ class MegatronLmOverrides(JobOverrides):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronJob:
-    """Hold a command's own job; `start` is the layout that it runs with as it is."""
+    """A command's own job; `start` is the layout that it runs with as it is."""
 
     args: MegatronArgs
     run: ProgramRun | None
@@ -77,7 +77,7 @@ class MegatronJob:
     job: JobSpec
     start: Layout
     version: MegatronVersion | None = None
-    """Of the Megatron tree that the command uses; None where it is not found."""
+    """Version of the Megatron tree that the command uses; None where it is not found."""
     routing: str = AS_IS
     """How tokens go to experts while the job is measured; only one that has experts can be balanced."""
     fixed: MegatronArgs | None = None
@@ -85,32 +85,32 @@ class MegatronJob:
 
     @property
     def features(self) -> VersionFeatures:
-        """Return what that version has."""
+        """What that version has."""
         return VersionFeatures(self.version)
 
     @property
     def facts(self) -> JobFacts:
-        """Return what the rules of layouts ask; nothing before a command is known."""
+        """What the rules of layouts ask; nothing before a command is known."""
         return JobFacts() if self.model is None else JobFacts.of(self.model, self.job)
 
     @property
     def has_experts(self) -> bool:
-        """Tell whether the model is a mixture of experts."""
+        """Whether the model is a mixture of experts."""
         return self.model is not None and self.model.num_experts > 0
 
     @property
     def takes_options(self) -> bool:
-        """Tell whether options that are added to the command reach the program: a script must pass them on."""
+        """Whether options that are added to the command reach the program: a script must pass them on."""
         return self.run is None or not self.run.script or self.run.added_at is not None
 
     @property
     def has_custom_split(self) -> bool:
-        """Tell whether the command itself says which layers each stage of its pipeline gets."""
+        """Whether the command itself says which layers each stage of its pipeline gets."""
         return self.args.first(*CUSTOM_SPLITS) is not None
 
     @property
     def can_sequence_parallel(self) -> bool:
-        """Tell whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it.
+        """Whether sequence parallelism goes: torch's own norms, which need --no-persist-layer-norm, refuse it.
 
         A command that has it is taken at its word, also at tp 1, where Megatron ignores it.
         """
@@ -118,7 +118,7 @@ class MegatronJob:
         return not has_own_norms or self.args.has(SEQUENCE_PARALLEL)
 
     def sequence_parallel(self, *, tp: N, cp: N) -> Any:
-        """Tell whether a layout of these sizes has it where nobody says: it sends as much as without, and keeps less.
+        """Return whether a layout of these sizes has it where the command does not say: it only saves memory.
 
         For arrays of sizes, which of them do.
         """
@@ -126,12 +126,12 @@ class MegatronJob:
 
     @property
     def is_fully_sharded(self) -> bool:
-        """Tell whether the command shards weights and gradients too."""
+        """Whether the command shards weights and gradients too."""
         return self.args.first(*FULL_SHARDING) is not None
 
     @property
     def can_shard(self) -> bool:
-        """Tell whether the distributed optimizer goes: it takes Adam alone, and loads no state of another optimizer."""
+        """Whether the distributed optimizer goes: it takes Adam alone, and loads no state of another optimizer."""
         args = self.args
         if self.is_fully_sharded:
             return False
@@ -208,7 +208,7 @@ def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:
 
 
 def _can_balance(job: MegatronJob) -> bool:
-    """Tell whether routing can be balanced from outside: the version has the option, and the command has it not."""
+    """Return whether routing can be balanced from outside: the version has the option, and the command has it not."""
     has_option = job.features.has(BALANCED_ROUTING_SINCE) and not job.args.has(BALANCED_ROUTING)
     return job.has_experts and has_option and job.takes_options
 
@@ -330,7 +330,7 @@ def subject_of(job: MegatronJob, cluster: str | None, topology: str | None = Non
 
 
 def _with_vocab(job: MegatronJob) -> ModelSpec:
-    """Return the model, its vocabulary looked up by the tokenizer's name where the command does not tell it."""
+    """Return the model, its vocabulary looked up by the tokenizer's name where the command does not say."""
     model = job.model
     assert model is not None
     if model.vocab:

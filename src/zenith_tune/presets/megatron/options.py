@@ -105,14 +105,14 @@ def with_options(line: ParsedCommand, wanted: Wanted) -> ParsedCommand:
 
 
 def is_removable(line: ParsedCommand, option: str) -> bool:
-    """Tell whether an option stands in the command itself; a word behind a switch would be taken for its value."""
+    """Return whether an option stands in the command itself; a word behind a switch would be taken for its value."""
     return line.get(option) == "" if option in BARE else line.has(option)
 
 
 def layout_options(
     layout: Layout, *, num_layers: int | None, num_mtp_layers: int = 0, has_experts: bool, chunks_by: str = VIRTUAL
 ) -> Wanted:
-    """Return what a layout sets and takes away; `chunks_by` is the option that tells the chunks per pipeline rank."""
+    """Return what a layout sets and takes away; `chunks_by` is the option for the chunks per pipeline rank."""
     experts = ("ep", "etp") if has_experts else ()
     return {
         **{OPTIONS[name]: getattr(layout, name) for name in ("tp", "pp", "cp")},
@@ -155,7 +155,7 @@ def _recompute_options(layout: Layout) -> Wanted:
 
 
 def pipeline_layout(chunks: Sequence[int], *, num_mtp_layers: int = 0) -> str:
-    """Return the string for chunks of so many layers; MTP layers go beside the loss, where they take their input.
+    """Return the string for chunks of so many layers; MTP layers go next to the loss, where they take their input.
 
     >>> pipeline_layout([3, 4, 4, 4, 2], num_mtp_layers=1)
     'Et*3|(t*4|)*3,t*2mL'
@@ -199,9 +199,9 @@ def megatron_options(target: Target) -> Options:
 
 
 def low_precision(precision: str, *, is_sharded: bool) -> Options:
-    """Return the options of matrix work below 16 bits, which go beside those of bf16.
+    """Return the options of matrix work below 16 bits, which go next to those of bf16.
 
-    A sharded optimizer gathers its weights in fp8, so that no copies of them are cached beside those in bf16; mxfp8's
+    A sharded optimizer gathers its weights in fp8, so that no copies of them are cached next to those in bf16; mxfp8's
     are not, for which Megatron-LM asks more than this one option.
     """
     if "fp4" in precision:

@@ -1,4 +1,4 @@
-"""What is tried beside the layout: communication that is overlapped with compute, and modules that are recomputed."""
+"""What is tried besides the layout: communication that is overlapped with compute, and modules that are recomputed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _has_dense_layers(job: MegatronJob, model: ModelSpec) -> bool:
 
 
 def _has_norms_of_their_own(job: MegatronJob, model: ModelSpec) -> bool:
-    """Tell whether norms stand alone: Transformer Engine has those of dense layers inside the next matrix product."""
+    """Return whether norms stand alone: Transformer Engine has those of dense layers inside the next matrix product."""
     return _has_no_fp8(job) and (job.has_experts or model.latent_attention is not None or is_local(job.args))
 
 
@@ -41,7 +41,7 @@ def _has_grouped_experts(job: MegatronJob, model: ModelSpec) -> bool:
 
 
 def _has_no_fp8(job: MegatronJob) -> bool:
-    """Tell whether nothing is below 16 bits, where some recipes and older Transformer Engines refuse the module."""
+    """Return whether nothing is below 16 bits, where some recipes and older Transformer Engines refuse the module."""
     return job.job.precision in SIXTEEN_BITS_OR_MORE
 
 
@@ -97,7 +97,7 @@ def own_modules(job: MegatronJob) -> tuple[str, ...]:
 
 
 def captures_graphs(args: MegatronArgs) -> bool:
-    """Tell whether a command captures CUDA graphs, whose parts must not be recomputed."""
+    """Return whether a command captures CUDA graphs, whose parts must not be recomputed."""
     return args.first(*GRAPHS) is not None or args.text("--cuda-graph-impl") not in (None, "none")
 
 
@@ -135,12 +135,12 @@ def wanted_overlap(params: Mapping[str, Value]) -> dict[str, Value | None]:
 
 
 def may_overlap_experts(job: MegatronJob) -> bool:
-    """Tell whether the model and the command's other switches allow to overlap expert-parallel communication."""
+    """Return whether the model and the command's other switches allow to overlap expert-parallel communication."""
     return job.args.text("--moe-token-dispatcher-type") in DISPATCHERS and could_overlap_experts(job)
 
 
 def could_overlap_experts(job: MegatronJob) -> bool:
-    """Tell the same, whatever the dispatcher is."""
+    """Return the same, whatever the dispatcher is."""
     args, model = job.args, job.model
     if model is None or not job.has_experts or args.first(*FIXED_BY, *EXCLUDED_BY):
         return False

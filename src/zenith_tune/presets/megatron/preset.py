@@ -76,7 +76,7 @@ def asking(command: str) -> str:
 
 
 def installed(log: str) -> dict[str, bool]:
-    """Return which packages are there and which are not, as far as a log tells; one process that has it is enough.
+    """Return which packages are there and which are not, as far as a log says; one process that has it is enough.
 
     >>> installed('zenithtune-accelerate: {"packages": {"deep_ep": false}}')
     {'deep_ep': False}
@@ -205,8 +205,8 @@ class MegatronFamily(FrameworkPreset[P]):
 class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
     """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
 
-    Model, sequence, batch, precision and GPUs are read from the command; `model` is a name of the catalog, a config.json
-    or a Hugging Face id, and `vocab` the size of a tokenizer that cannot be looked up. Axes that `search` does not list
+    Model, sequence, batch, precision and GPUs are read from the command; `model` is a name of the catalog, a
+    config.json or a Hugging Face id, and `vocab` the size of a tokenizer that cannot be looked up. Axes that `search` does not list
     stay as they are in the command. Mixtures of experts are measured with balanced routing, or with `routing=as-is` by
     the router of the command.
 
@@ -280,7 +280,7 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
 
     @functools.cached_property
     def _usual_space(self) -> MegatronLmSpace:
-        """What is searched where nobody asks for less."""
+        """What is searched where no fewer axes are asked for."""
         usual = replace(self._limits, search=f"{DEFAULT}+{self._limits.search}")
         return MegatronLmSpace(self._space.job, usual)
 
@@ -319,7 +319,7 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
         return written_command(command, space.job, space.layout(params), params)
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with the hook that tells which packages it has."""
+        """Return the user's own command with the hook that prints which packages it has."""
         return asking(command)
 
     def baseline_files(self) -> dict[str, str]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedLayout(Layout):
-    """Hold what the planner cannot tell apart: to it they are one layout, to a study they are different runs."""
+    """A layout with what the planner does not model: to it these are one layout, to a study different runs."""
 
     overlap: str = "none"
     """Of data-parallel communication with compute: none, grads, or params, which is both."""
@@ -45,7 +45,7 @@ class TunedLayout(Layout):
 
     @classmethod
     def of(cls, layout: Layout) -> Self:
-        """Return a layout with nothing beside it."""
+        """Return a layout with nothing besides it."""
         return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
 
 
@@ -174,13 +174,13 @@ def tried_rule(name: str, job: MegatronJob, *, is_whole: bool) -> LayoutRule:
 
 
 def is_alone(at: Any, *, has_experts: bool) -> Any:
-    """Tell whether no other rank holds the same weights, so that there is nothing to share or to sum."""
+    """Return whether no other rank holds the same weights, so that there is nothing to share or to sum."""
     return (at.dp * at.cp == 1) & ((at.edp == 1) | (not has_experts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """Hold an option and its need; `values` are those that need it, none for whatever it is set to."""
+    """An option and what it needs; `values` are those that need it, none for whatever it is set to."""
 
     option: str
     need: str
@@ -190,7 +190,7 @@ class Switch:
     about_recompute: bool = False
 
     def is_in(self, args: MegatronArgs) -> bool:
-        """Tell whether a command has the switch; one that is set to 0 is off."""
+        """Return whether a command has the switch; one that is set to 0 is off."""
         value = args.text(self.option)
         return args.has(self.option) and (value in self.values if self.values else value != "0")
 
@@ -205,7 +205,7 @@ def _is_full(at: Any) -> Any:
 
 
 def _is_uncut(at: Any, start: Layout) -> Any:
-    """Tell whether no size is one that the command does not have itself."""
+    """Return whether no size is one that the command does not have itself."""
     uncut: Any = True
     for size in ("tp", "pp", "cp", "ep"):
         uncut = ((getattr(at, size) == 1) | (getattr(at, size) == getattr(start, size))) & uncut

@@ -71,7 +71,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
-    """Hold what the user wants searched, and how far."""
+    """The axes that the user wants searched, and how far."""
 
     search: str = DEFAULT
     """Axes with a plus or a comma between them; `default` stands for those that are searched without it."""
@@ -80,7 +80,7 @@ class SearchLimits:
 
 
 class MegatronLmSpace:
-    """Hold the choices of one job, and tell which points of them go."""
+    """The choices of one job, and the rules that its points must keep."""
 
     def __init__(
         self, job: MegatronJob, limits: SearchLimits, *, recorded: Mapping[str, Sequence[Value]] | None = None
@@ -112,7 +112,7 @@ class MegatronLmSpace:
         return own + switch_rules(switches, job.start, about_recompute=False), [*recompute, BLOCK_IN_CHUNK]
 
     def _dominance_rules(self) -> dict[str, list[LayoutRule]]:
-        """Return by stage what leaves out layouts that another one dominates, of axes that nobody asked for."""
+        """Return by stage what leaves out layouts that another one dominates, of axes that were not asked for."""
         asked = search_names(self._limits.search)
         names = [name for name in DOMINATED if name in self.searched and name not in asked]
         early = {name: [tried_rule(name, self.job, is_whole=False)] for name in names}
@@ -124,7 +124,7 @@ class MegatronLmSpace:
 
     @property
     def open_names(self) -> list[str]:
-        """Return the parameters that have more than one value."""
+        """The parameters that have more than one value."""
         return [name for name, values in self.choices.items() if len(values) > 1]
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
@@ -149,7 +149,7 @@ class MegatronLmSpace:
         return first_reason(rules, self._facts, self.layout(params))
 
     def tries(self, layout: Layout) -> bool:
-        """Tell whether a layout is one of the points, in all that a plan knows of it."""
+        """Return whether a layout is one of the points, in all that a plan knows of it."""
         point = {name: self._value(name, layout) for name in self.choices}
         if any(value not in self.choices[name] for name, value in point.items()) or self.explain(point) is not None:
             return False

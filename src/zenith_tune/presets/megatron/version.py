@@ -30,7 +30,7 @@ SPREAD_GROUPS: Release = (0, 16)
 
 @dataclass(frozen=True, slots=True)
 class VersionFeatures:
-    """Know what a version has; one that is not known, or newer than any that is, counts as the newest.
+    """The features of a version; one that is not known, or newer than any that is, counts as the newest.
 
     >>> VersionFeatures(None).release
     (0, 20)
@@ -40,11 +40,11 @@ class VersionFeatures:
 
     @property
     def release(self) -> Release:
-        """Return the release whose rules are taken."""
+        """The release whose rules are taken."""
         return NEWEST if self.version is None else min(self.version.release, NEWEST)
 
     def has(self, first: Release) -> bool:
-        """Tell whether the version has what is there from the release `first` on."""
+        """Return whether the version has what is there from the release `first` on."""
         return self.release >= first
 
     def lack(self, what: str, first: Release) -> str:
@@ -57,7 +57,7 @@ def version_note(version: MegatronVersion | None) -> str:
     """Return which Megatron was found, and whose rules are taken."""
     newest, oldest = (f"{major}.{minor}" for major, minor in (NEWEST, OLDEST))
     if version is None:
-        return f"no Megatron tree found beside the script, on PYTHONPATH or installed: the rules are those of {newest}"
+        return f"no Megatron tree found next to the script, on PYTHONPATH or installed: the rules are those of {newest}"
     found = f"Megatron {version.name} (its tree at {version.folder})"
     if version.release > NEWEST:
         return f"warning: {found} is newer than {newest}, the newest whose rules are known: they are taken"

@@ -69,7 +69,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
 def wanted_switches(
     job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str] = ()
 ) -> Wanted:
-    """Return what a point sets and takes away beside the sizes, without what a placeholder says."""
+    """Return what a point sets and takes away besides the sizes, without what a placeholder says."""
     unfilled = {name: value for name, value in params.items() if name not in filled}
     return _wanted(job, layout, params, filled) | wanted_overlap(unfilled) | lever_options(job, unfilled)
 
@@ -94,7 +94,7 @@ def routing_notes(job: MegatronJob) -> list[str]:
 
 
 def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:
-    """Return the options beside the sizes, without those that a placeholder says or the command keeps."""
+    """Return the options besides the sizes, without those that a placeholder says or the command keeps."""
     model, start = job.model, job.start
     is_old = model is not None and not job.features.has(VIRTUAL_STAGES)
     wanted = layout_options(

@@ -116,7 +116,7 @@ class MegatronBridgePreset(MegatronLmPreset):
         needed = {
             key: value
             for key, value in asked.items()
-            # A benchmark recipe would scale a batch that nobody says.
+            # A benchmark recipe would scale a batch that is not stated.
             if key in given or key == self._config.key(SIZES["gbs"]) or self._config.fault({key: value})
         }
         return ParsedCommand.of(command).override(needed).text

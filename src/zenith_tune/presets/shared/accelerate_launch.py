@@ -64,7 +64,7 @@ def _key(option: LauncherOption) -> str:
 
 
 def _is_kept_in_file(name: str) -> bool:
-    """Tell whether the file can say the same as an option, which has to go then: it would win over the file."""
+    """Return whether the file can say the same as an option, which has to go then: it would win over the file."""
     in_file = name in SECTION_OF or name in TOP or name in BACKEND_SWITCHES or name == "use_parallelism_config"
     return in_file and name not in ONLY_AS_OPTIONS
 

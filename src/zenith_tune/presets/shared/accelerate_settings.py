@@ -2,7 +2,7 @@
 
 The names in an Accelerate configuration, as of 1.15.0: an unknown one inside a section is ignored there in silence.
 
-A key of a section is the launcher's option of the same name, so that one table tells both what may be written and where
+A key of a section is the launcher's option of the same name, so that one table says both what may be written and where
 an option of the command belongs.
 """
 
@@ -147,7 +147,7 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateSettings:
-    """Hold what a configuration says: keys at the top, and sections by their full names.
+    """A configuration: keys at the top, and sections by their full names.
 
     >>> own = AccelerateSettings(values={"num_processes": 8, "deepspeed_config": {"zero_stage": 2}})
     >>> own.get("zero_stage"), own.having({"zero_stage": 3}).get("zero_stage"), own.whole("num_processes")
@@ -212,7 +212,7 @@ class AccelerateSettings:
 
 
 def is_on(value: object) -> bool:
-    """Tell whether a value of YAML or of an option means yes.
+    """Return whether a value of YAML or of an option means yes.
 
     >>> [is_on(value) for value in (True, "true", "False", None, 1)]
     [True, True, False, False, True]
@@ -253,7 +253,7 @@ def read_settings(path: Path) -> AccelerateSettings:
 
 
 def _checked(values: Yaml, source: str) -> AccelerateSettings:
-    """Refuse what Accelerate refuses, and tell what it would ignore."""
+    """Refuse what Accelerate refuses, and list what it would ignore."""
     for key in map(str, values):
         if key not in TOP | OLD:
             close = difflib.get_close_matches(key, TOP, n=1)

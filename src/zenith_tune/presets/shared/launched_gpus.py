@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 20
 
 
 def started_gpus(command: str) -> int | None:
-    """Return how many processes the command starts, one for each GPU; None where it does not tell."""
+    """Return how many processes the command starts, one for each GPU; None where it does not say."""
     parsed = ParsedCommand.of(command)
     words, kind = parsed.front, parsed.launcher.kind if parsed.launcher else None
     variables = {} if parsed.needs_shell else parsed.assignments()
@@ -51,7 +51,7 @@ def pretrain_gpus(run: ProgramRun) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRequest:
-    """Hold what a batch script, or the allocation around it, asks of Slurm; None where it does not tell."""
+    """The request of a batch script, or of the allocation around it, to Slurm; None where it is not stated."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
@@ -94,7 +94,7 @@ def _gpus(text: str | None) -> int | None:
 
 
 def _torchrun_gpus(words: Sequence[str], variables: Mapping[str, str]) -> int | None:
-    """Return torchrun's processes, or WORLD_SIZE where it is set; None where neither tells."""
+    """Return torchrun's processes, or WORLD_SIZE where it is set; None where neither is given."""
     per_node, nodes = _count(last_option(words, "--nproc-per-node")), _count(last_option(words, "--nnodes") or "1")
     return per_node * nodes if per_node and nodes else _count(variables.get(WORLD_SIZE))
 
@@ -161,7 +161,7 @@ def machine_gpus() -> int | None:
 
 
 def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
-    """Return the nodes, and the GPUs of each where the launcher or else `num_gpus` tells.
+    """Return the nodes, and the GPUs of each where the launcher or else `num_gpus` says.
 
     >>> launched_resources("torchrun --nnodes 2 --nproc-per-node 4 train.py")
     Resources(nodes=2, gpus_per_node=4, avoid=())

@@ -26,7 +26,7 @@ HINT = "give --args model=NAME to plan with a model all the same"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBlocks:
-    """Hold the blocks that a module repeats, and what each kept of one pass for the backward pass."""
+    """The blocks that a module repeats, and what each kept of one pass for the backward pass."""
 
     count: int
     num_params: int
@@ -58,7 +58,7 @@ class LiveBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModel:
-    """Hold what the first rank said of the module that it trained."""
+    """The trained module as its first rank described it."""
 
     name: str
     num_params: int
@@ -134,7 +134,7 @@ class LiveModel:
         if not blocks.kept_bytes or not blocks.input_shape or prod(blocks.input_shape) % batch:
             raise UsageError(f"{no_config.problem}, and what its blocks keep was not seen", hint=HINT)
         if blocks.kept_bytes < LEAST_KEPT * blocks.input_bytes:
-            problem = f"{no_config.problem}, and its blocks are recomputed, so that nobody sees what they keep"
+            problem = f"{no_config.problem}, and its blocks are recomputed, so that what they keep is not seen"
             raise UsageError(problem, hint="run it without activation checkpointing, or give --args model=NAME")
         return self._spec_of(blocks, batch)
 
@@ -181,7 +181,7 @@ def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after:
 
 
 def _is_same(before: PlanSubject, after: PlanSubject | UsageError) -> bool:
-    """Tell whether two subjects are one but for the name of the model."""
+    """Return whether two subjects are one but for the name of the model."""
     return isinstance(after, PlanSubject) and after == replace(
         before, model=replace(before.model, name=after.model.name)
     )

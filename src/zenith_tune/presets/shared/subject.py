@@ -24,7 +24,7 @@ def job_cluster(named: str | None, num_gpus: int, topology: str | None = None) -
     from zenith_tune.describe.topology import read_topology, with_topology
 
     node = read_topology(Path(topology))
-    # A file that lists its GPUs as well tells their kind.
+    # A file that lists its GPUs as well says their kind.
     machines = _sized(topology if named is None and names_one_node(topology) else named, num_gpus)
     return with_topology(machines, node, Path(topology).name)
 
@@ -79,7 +79,7 @@ TRAINER_DEFAULT_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOverrides:
-    """Hold what the user says beside the command; None leaves it to the command, its files and its run."""
+    """What the user says besides the command; None leaves it to the command, its files and its run."""
 
     n_gpus: int | None = None
     gbs: int | None = None
@@ -91,7 +91,7 @@ S = TypeVar("S")
 
 
 class LookedUp(Generic[S]):
-    """Hold what was found, or why it is not known, from the first time that it is asked for."""
+    """A value that is looked up when it is first asked for, or the reason why it is not known."""
 
     def __init__(self, look_up: Callable[[], S]) -> None:
         self._look_up = look_up

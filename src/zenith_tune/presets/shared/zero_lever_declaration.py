@@ -53,7 +53,7 @@ DEFAULTS: Mapping[Keys, Value] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroSituation:
-    """Hold what levers are asked for: a point, its configuration and ranks, and model and cluster where known."""
+    """A point that levers are asked for: its configuration and ranks, and model and cluster where known."""
 
     params: Params
     config: DsConfig
@@ -64,7 +64,7 @@ class ZeroSituation:
     precision: str = "bf16"
     subject: ZeroSubject | None = None
     release: Release | None = None
-    """None where nobody knows it."""
+    """None where it is not known."""
 
     @property
     def stage(self) -> int:
@@ -80,7 +80,7 @@ class ZeroSituation:
         return DEFAULTS.get(keys) if value is None else None if value == AUTO else value
 
     def is_offloaded(self, keys: Keys) -> bool:
-        """Tell whether a part of the state lies in the host's memory."""
+        """Return whether a part of the state lies in the host's memory."""
         return bool(self.config.get((*keys, "device")) == "cpu")
 
     @property
@@ -105,7 +105,7 @@ class ZeroSituation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedLever(LeverDeclaration[ZeroSituation]):
-    """Declare a lever of DeepSpeed's configuration."""
+    """A lever of DeepSpeed's configuration."""
 
     sets: Mapping[Keys, Value]
     """Where it stands in the JSON."""
@@ -116,11 +116,11 @@ class DeepSpeedLever(LeverDeclaration[ZeroSituation]):
     """What DeepSpeed's dump of its configuration says where the lever is on, if not the last of its keys."""
 
     def is_on(self, at: ZeroSituation) -> bool:
-        """Tell whether the configuration has it already."""
+        """Return whether the configuration has it already."""
         return all(at.own(keys) == value for keys, value in self.sets.items())
 
     def is_for(self, at: ZeroSituation) -> bool:
-        """Tell whether it can be turned on for a point of the job."""
+        """Return whether it can be turned on for a point of the job."""
         is_known = at.release is None or self.first <= at.release
         return is_known and at.stage in self.stages and not self.is_on(at) and self.goes(at)
 

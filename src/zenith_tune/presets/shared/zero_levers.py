@@ -28,7 +28,7 @@ COUNTED_BUCKETS = "counted: the last bucket is reduced after the backward pass, 
 
 
 def has_replicas(at: ZeroSituation) -> bool:
-    """Tell whether gradients are reduced over several ranks."""
+    """Return whether gradients are reduced over several ranks."""
     return at.num_ranks > 1
 
 
@@ -37,13 +37,13 @@ def _overlaps(at: ZeroSituation) -> bool:
 
 
 def _scatters(at: ZeroSituation) -> bool:
-    """Tell whether gradients are averaged as reduce-scatter has it."""
+    """Return whether gradients are averaged as reduce-scatter has it."""
     predivide = at.config.get(("gradient_predivide_factor",))
     return has_replicas(at) and predivide in (None, 1) and not at.config.flag(("prescale_gradients",))
 
 
 def is_below(name: str, value: int) -> Callable[[ZeroSituation], bool]:
-    """Tell whether a size is smaller than a value, or left to the Trainer, which takes small ones."""
+    """Return whether a size is smaller than a value, or left to the Trainer, which takes small ones."""
     return lambda at: has_replicas(at) and (at.own(zero(name)) or 0) < value
 
 
@@ -187,7 +187,7 @@ def _releases_weights(at: ZeroSituation) -> Effect | None:
 
 
 def _on_nodes_of(size: int, at: ZeroSituation) -> bool:
-    """Tell whether the job has several nodes of so many ranks, with weights in the GPUs' memory."""
+    """Return whether the job has several nodes of so many ranks, with weights in the GPUs' memory."""
     is_plain = not at.is_offloaded(PARAMS) and at.own(zero("mics_shard_size")) in (None, -1)
     return at.num_nodes > 1 and at.num_ranks == size * at.num_nodes and is_plain
 
@@ -210,7 +210,7 @@ def _hpz(size: int) -> DeepSpeedLever:
 
 
 def _has_cpu_adam(at: ZeroSituation) -> bool:
-    """Tell whether the optimizer is on the host, and DeepSpeed's own: others cannot be split."""
+    """Return whether the optimizer is on the host, and DeepSpeed's own: others cannot be split."""
     is_torch = at.config.flag(("optimizer", "params", "torch_adam"))
     is_forced = at.config.flag(("zero_force_ds_cpu_optimizer",), default=True)
     kind = at.config.get(("optimizer", "type"))
@@ -219,7 +219,7 @@ def _has_cpu_adam(at: ZeroSituation) -> bool:
 
 
 def _is_pageable(keys: Keys, at: ZeroSituation) -> bool:
-    """Tell whether a part lies on the host in memory that is not pinned, by the file or by the release's default."""
+    """Return whether a part lies on the host in memory that is not pinned, by the file or by the release's default."""
     pinned = at.config.get((*keys, "pin_memory"))
     by_default = at.release is not None and at.release >= PINNED
     return at.is_offloaded(keys) and (pinned is False or (pinned is None and not by_default))

@@ -38,7 +38,7 @@ def titan_run(command: str) -> ProgramRun | None:
 
 
 def takes_options(command: str, run: ProgramRun) -> bool:
-    """Tell whether an option that is added to a command reaches torchtitan, which a script may not pass on."""
+    """Return whether an option that is added to a command reaches torchtitan, which a script may not pass on."""
     if not run.script or run.added_at is not None:
         return True
     found = titan_run(ParsedCommand.of(command).set({f"--{_TRIED}": 1}, keeps_names=True).text)
@@ -46,7 +46,7 @@ def takes_options(command: str, run: ProgramRun) -> bool:
 
 
 def _is_titan(words: Sequence[str], at: int) -> bool:
-    """Tell whether a word is the training program: torchtitan's own, or one that takes its way to name a job."""
+    """Return whether a word is the training program: torchtitan's own, or one that takes its way to name a job."""
     word = words[at]
     if word.endswith("torchtitan/train.py"):
         return True

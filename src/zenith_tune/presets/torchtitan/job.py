@@ -67,7 +67,7 @@ CATALOG = {"deepseek-v3-671b": "deepseek-v3", "deepseek-v3-16b": "deepseek-v2-li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanJob:
-    """Hold one job."""
+    """A job of torchtitan."""
 
     dialect: Dialect
     num_gpus: int
@@ -214,7 +214,7 @@ def _num_gpus(run: ProgramRun, given: JobOverrides) -> int:
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
     found = given.n_gpus or started or (None if "torchrun" in " ".join(run.launcher) else 1) or machine_gpus()
     if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
     return found
 

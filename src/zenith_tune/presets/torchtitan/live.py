@@ -30,7 +30,7 @@ PARAMS_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanRun:
-    """Hold what the log of one run says; None, or nothing, where it does not."""
+    """A run as its log describes it; None, or nothing, where the log does not say."""
 
     settings: Settings
     model: Mapping[str, Any]

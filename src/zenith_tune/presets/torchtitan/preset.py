@@ -147,7 +147,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
         return with_settings(command, self._space.job.dialect, self._space.written(params))
 
     def trial_command(self, command: str) -> str:
-        """Return the command as it is measured: a few steps, each in the log, and nothing beside them."""
+        """Return the command as it is measured: a few steps, each in the log, and nothing besides them."""
         job = self._space.job
         dialect = job.dialect
         # Of a TOML it is known what is on; an option that a release does not have would end the run.

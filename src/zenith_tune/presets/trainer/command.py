@@ -66,7 +66,7 @@ BARE = frozenset({"fsdp"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentFile:
-    """Hold a YAML or JSON with arguments, as the command names it."""
+    """A YAML or JSON with arguments, as the command names it."""
 
     name: str
     values: Mapping[str, Any]
@@ -126,7 +126,7 @@ def read_argument_file(command: str, name: str) -> ArgumentFile | None:
 
 
 def is_trl(command: str) -> bool:
-    """Tell whether a command is one of TRL's own, such as `trl sft`."""
+    """Return whether a command is one of TRL's own, such as `trl sft`."""
     target = ParsedCommand.of(command).found_target
     if target is None:
         return False

@@ -50,7 +50,7 @@ class Carrier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerJob:
-    """Hold one job; before a run of it only what its text says, with the defaults of TrainingArguments."""
+    """A job of a Trainer; before a run of it only its text is known, with the defaults of TrainingArguments."""
 
     num_processes: int
     arguments: Mapping[str, Any]
@@ -114,7 +114,7 @@ class TrainerJob:
         return length * self.global_batch / self.tokens if type(length) is int and self.tokens else None
 
     def takes(self, name: str) -> bool:
-        """Tell whether a name that is no field of TrainingArguments can be given."""
+        """Return whether a name that is no field of TrainingArguments can be given."""
         if self.dialect is not None:
             return name in self.dialect.keys
         return self.is_trl or name in self.options or (self.file is not None and name in self.file.values)
@@ -176,7 +176,7 @@ def _num_processes(command: str, given: int | None, dialect: Dialect | None = No
         return 1
     found = machine_gpus()
     if found is None and asks_for_all:
-        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
     return found or 1
 
@@ -217,7 +217,7 @@ def live_notes(job: TrainerJob) -> list[str]:
     if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
         notes.append(
             "the script sets arguments itself: trials set theirs by a hook on PYTHONPATH, and best_command.sh by the"
-            " folder trainer_arguments beside it, whose arguments.json lists what to write into the script"
+            " folder trainer_arguments next to it, whose arguments.json lists what to write into the script"
         )
     if job.checkpoints_itself:
         notes.append("gradient checkpointing stays on, because the script turns it on by a call of its own")

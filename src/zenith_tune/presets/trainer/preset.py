@@ -199,7 +199,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        """Return what the best command needs beside it: its file, or the folder that sets arguments."""
+        """Return what the best command needs next to it: its file, or the folder that sets arguments."""
         by_hook = self._carried(params, Carrier.HOOK)
         files = {f"{FILE_STEM}/{name}.py": TRIAL_HOOK[f"{HOOK_FOLDER}/{name}.py"] for name in RESULT_HOOK if by_hook}
         settings = {f"{FILE_STEM}/{hook.FILE_NAME}": _json({"set": by_hook})} if by_hook else {}
@@ -256,7 +256,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
         return found
 
     def _proven(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return those arguments of a point that its Trainer tells."""
+        """Return those arguments of a point that its Trainer reports."""
         unseen = self.dialect.unseen if self.dialect else ()
         arguments = self._space.arguments(params) if params else {}
         return {name: value for name, value in arguments.items() if name not in unseen}

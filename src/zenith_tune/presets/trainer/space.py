@@ -32,7 +32,7 @@ AUTO = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Hold one way; the arguments are those of TrainingArguments, with JSON in place of a file."""
+    """A way to shard; its arguments are those of TrainingArguments, with JSON in place of a file."""
 
     name: str
     zero: int
@@ -43,7 +43,7 @@ class Sharding:
     """What Accelerate's plugins hold of it."""
 
     def goes(self, job: TrainerJob) -> bool:
-        """Tell whether a job that ran as plain data parallelism can be started so."""
+        """Return whether a job that ran as plain data parallelism can be started so."""
         trainer = job.trainer
         if trainer is None or (job.dialect is not None and not self.arguments.keys() <= job.dialect.keys.keys()):
             return False
@@ -165,7 +165,7 @@ class TrainerSpace(AxisSpace):
         return {**params, RECOMPUTE: True} if can_turn else None
 
     def takes_no_less(self, params: Mapping[str, Value], than: Mapping[str, Value]) -> bool:
-        """Tell whether a point takes as much memory as another of no larger a micro-batch, by all that it saves."""
+        """Return whether a point takes as much memory as another of no larger a micro-batch, by all that it saves."""
         keeps_as_much = bool(params[RECOMPUTE]) <= bool(than[RECOMPUTE])
         own, other = sharding_of(params), sharding_of(than)
         return keeps_as_much and own.zero <= other.zero and own.wrapper in (DDP, other.wrapper)

@@ -22,7 +22,7 @@ FAKE_TRAINER = re.compile(_WORD + r"fake_megatron_train\.py\b")
 
 
 def runs_megatron(command: str) -> bool:
-    """Tell whether `command` names Megatron-SWIFT, a pretrain script of Megatron-LM, or the bundled fake trainer.
+    """Return whether `command` names Megatron-SWIFT, a pretrain script of Megatron-LM, or the bundled fake trainer.
 
     >>> runs_megatron("NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B")
     True
@@ -33,12 +33,12 @@ def runs_megatron(command: str) -> bool:
 
 
 def runs_ms_swift(command: str) -> bool:
-    """Tell whether `command` names ms-swift, whose switches take a value."""
+    """Return whether `command` names ms-swift, whose switches take a value."""
     return bool(_MEGATRON_SWIFT.search(command) or _SWIFT.search(command))
 
 
 def runs_pretrain_script(command: str) -> bool:
-    """Tell whether `command` names one of Megatron-LM's own pretrain scripts."""
+    """Return whether `command` names one of Megatron-LM's own pretrain scripts."""
     return bool(_PRETRAIN_SCRIPT.search(command))
 
 
@@ -76,12 +76,12 @@ def in_full(command: str) -> str:
 
 
 def has_layout_variable(command: str) -> bool:
-    """Tell whether a command runs a script whose layout stands in a variable, as those of `plan --emit` do."""
+    """Return whether a command runs a script whose layout stands in a variable, as those of `plan --emit` do."""
     return not runs_megatron(command) and in_full(without_layout(command)) != in_full(command)
 
 
 def arguments_in(command: str) -> dict[str, Any]:
-    """Return the arguments of preset megatron that a run of ms-swift tells: its GPUs and its batch.
+    """Return the arguments of preset megatron that a run of ms-swift gives: its GPUs and its batch.
 
     What `plan --emit` writes is planned by the rules of `folding`.
     """

@@ -242,7 +242,7 @@ class MegatronPreset(MegatronFamily[MegatronSpace]):
         return swift_version(full).major if runs_ms_swift(full) else None
 
     def _adds_sequence_parallel(self, command: str, *, tp: Any, ep: Any) -> Any:
-        """Tell whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
+        """Return whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
 
         Experts refuse to train without it. Everywhere else it only saves memory; ms-swift has norms that support it, so
         it is set unless the command says no. Megatron-LM's own scripts may run without such norms: there it stays as it

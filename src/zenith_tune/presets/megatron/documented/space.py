@@ -92,7 +92,7 @@ SELECTIVE_ONCE = LayoutRule(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronRules:
-    """Hold what is known of the model, and the rules that follow."""
+    """The known facts about the model, and the rules that follow."""
 
     facts: JobFacts = field(default_factory=JobFacts)
     is_vision_language: bool = False
@@ -121,7 +121,7 @@ SIZES = ("tp", "pp", "cp", "ep", "etp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronSpace:
-    """Hold the choices of one job, and tell which points of them go."""
+    """The choices of one job, and the rules that its points must keep."""
 
     n_gpus: int
     gbs: int

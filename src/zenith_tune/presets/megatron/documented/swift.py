@@ -39,7 +39,7 @@ INTERLEAVING = (CHUNKS, PER_CHUNK, VIRTUAL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwiftVersion:
-    """Hold the major version of ms-swift, and where it is known from."""
+    """The major version of ms-swift, and the source of that knowledge."""
 
     major: int
     source: str
@@ -61,7 +61,7 @@ def swift_version(command: str) -> SwiftVersion:
         installed = importlib.metadata.version("ms-swift")
         return SwiftVersion(major=3 if int(installed.partition(".")[0]) <= 3 else 4, source=f"{installed} is installed")
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        source = "neither the command nor an installed package tells"
+        source = "neither the command nor an installed package says"
         return SwiftVersion(major=4, source=source, is_certain=False)
 
 
@@ -111,7 +111,7 @@ def _underscored(option: str) -> str:
 
 
 def _has_own_spelling(command: str) -> bool:
-    """Tell whether any option of the training program itself has several words in its name."""
+    """Return whether any option of the training program itself has several words in its name."""
     target = ParsedCommand.of(command).found_target
     if target is None:
         return True
@@ -120,7 +120,7 @@ def _has_own_spelling(command: str) -> bool:
 
 
 def says_false(command: str, option: str) -> bool:
-    """Tell whether a command switches something off explicitly."""
+    """Return whether a command switches something off explicitly."""
     said = ParsedCommand.of(command).get(option)
     return said is not None and said.lower() in ("false", "no", "off", "0")
 

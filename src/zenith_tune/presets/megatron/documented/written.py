@@ -61,7 +61,7 @@ def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> s
 
 
 def describes_dense_model(command: str) -> bool:
-    """Tell whether a command describes its whole model by options, and none of them is about experts.
+    """Return whether a command describes its whole model by options, and none of them is about experts.
 
     >>> describes_dense_model("python pretrain_gpt.py --num-layers 16 --hidden-size 2048")
     True

@@ -23,7 +23,7 @@ from zenith_tune.study.parameters import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Hold what levers are asked for: a layout of a job, and the model and cluster where they are known."""
+    """A layout of a job that levers are asked for, with model and cluster where they are known."""
 
     job: MegatronJob
     layout: Layout
@@ -31,17 +31,17 @@ class Situation:
 
     @property
     def has_engine(self) -> bool:
-        """Tell whether Transformer Engine is used."""
+        """Whether Transformer Engine is used."""
         return not is_local(self.job.args)
 
     @property
     def has_replicas(self) -> bool:
-        """Tell whether gradients are reduced over several ranks."""
+        """Whether gradients are reduced over several ranks."""
         return not is_alone(self.layout, has_experts=self.job.has_experts)
 
     @property
     def has_shards(self) -> bool:
-        """Tell whether the distributed optimizer shares its state among several ranks."""
+        """Whether the distributed optimizer shares its state among several ranks."""
         return self.has_replicas and self.layout.zero > 0
 
     @property
@@ -64,7 +64,7 @@ DEFAULTS = {"--cross-entropy-fusion-impl": "native", "--moe-flex-dispatcher-back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronLever(LeverDeclaration[Situation]):
-    """Declare a lever as one range of releases spells it."""
+    """A lever as one range of releases spells it."""
 
     sets: Mapping[str, Value | None]
     """Options with their values, True for a switch, None for one that is taken away."""
@@ -81,7 +81,7 @@ class MegatronLever(LeverDeclaration[Situation]):
         return next(iter(self.sets))
 
     def is_on(self, job: MegatronJob) -> bool:
-        """Tell whether the command has it already."""
+        """Return whether the command has it already."""
         args = job.args
         return args.first(*self.sets) is not None and all(
             not args.has(option)
@@ -93,16 +93,16 @@ class MegatronLever(LeverDeclaration[Situation]):
         )
 
     def is_refused(self, job: MegatronJob) -> bool:
-        """Tell whether the command itself says that it wants no such lever."""
+        """Return whether the command itself says that it wants no such lever."""
         opposites = (f"--no-{option[2:]}" for option, value in self.sets.items() if value is True)
         return job.args.first(*self.excluded_by, *opposites) is not None
 
     def is_known(self, job: MegatronJob) -> bool:
-        """Tell whether the job's release of Megatron-LM spells it so."""
+        """Return whether the job's release of Megatron-LM spells it so."""
         return self.first <= job.features.release <= self.last
 
     def is_for(self, at: Situation) -> bool:
-        """Tell whether it can be turned on for a layout of the job."""
+        """Return whether it can be turned on for a layout of the job."""
         job = at.job
         return self.is_known(job) and not self.is_refused(job) and not self.is_on(job) and self.goes(at)
 
@@ -114,5 +114,5 @@ class MegatronLever(LeverDeclaration[Situation]):
 
 
 def has_adam(at: Situation) -> bool:
-    """Tell whether the distributed optimizer runs Transformer Engine's Adam."""
+    """Return whether the distributed optimizer runs Transformer Engine's Adam."""
     return at.has_engine and at.layout.zero > 0 and at.job.args.text("--optimizer") in (None, "adam")

@@ -20,7 +20,7 @@ def _has_fp8(at: Situation) -> bool:
 
 
 def _has_fp4(at: Situation) -> bool:
-    """Tell whether the GPUs are of the generation that has fp4, and scales blocks of 32 in hardware (Blackwell)."""
+    """Return whether the GPUs are of the generation that has fp4, and scales blocks of 32 in hardware (Blackwell)."""
     return _is_bf16(at) and at.subject is not None and at.subject.cluster.gpu.fp4_flops > 0
 
 
@@ -116,7 +116,7 @@ FUSED_LOSS = MegatronLever(
 
 
 def _has_own_loss(at: Situation) -> bool:
-    """Tell whether Megatron's own kernel is the one to try: there is no other, or the command names it."""
+    """Return whether Megatron's own kernel is the one to try: there is no other, or the command names it."""
     return not at.has_engine or at.job.args.text("--cross-entropy-fusion-impl") == "native"
 
 
@@ -125,12 +125,12 @@ def _taken_away(option: str) -> Goes:
 
 
 def _has_gelu_with_bias(at: Situation) -> bool:
-    """Tell whether the fused kernel is there at all: Megatron switches it off without a bias."""
+    """Return whether the fused kernel is there at all: Megatron switches it off without a bias."""
     return not at.job.args.first("--disable-bias-linear", "--swiglu", "--squared-relu")
 
 
 def _can_fuse_rotation(at: Situation) -> bool:
-    """Tell whether positions are rotated in a way that has a fused kernel; that of latent attention is experimental."""
+    """Return whether rotary positions have a fused kernel; that of latent attention is experimental."""
     model, args = at.job.model, at.job.args
     is_plain = model is not None and model.latent_attention is None and not args.has("--rotary-interleaved")
     return at.has_engine and is_plain and args.text("--position-embedding-type") == "rope"
@@ -239,7 +239,7 @@ def _can_capture(at: Situation) -> bool:
 
 
 def _can_capture_layers(at: Situation) -> bool:
-    """Tell whether whole layers can be captured: experts wait for the host to learn how many tokens they get."""
+    """Return whether whole layers can be captured: experts wait for the host to learn how many tokens they get."""
     return _can_capture(at) and not at.job.has_experts
 
 

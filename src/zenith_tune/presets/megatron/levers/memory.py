@@ -1,6 +1,6 @@
 """Levers of memory: those that recompute one module of every layer, or nothing, and those that free some.
 
-The first are tried where the layout that won recomputes more, the second beside what does not fit without them.
+The first are tried where the layout that won recomputes more, the second next to what does not fit without them.
 
 What a module costs is its share of the forward pass, which is a third of a step's arithmetic. What it frees is its
 share of what a layer keeps for the backward pass, counted width by width as Korthikanti et al. 2022 do (arXiv
@@ -27,7 +27,7 @@ from zenith_tune.presets.megatron.version import MODULES, SHARED_EXPERTS
 
 
 def _is_free(at: Situation) -> bool:
-    """Tell whether nothing but data is parallel, and nothing keeps its messages from running beside the arithmetic."""
+    """Return whether only data is parallel, and its messages can overlap with the arithmetic."""
     layout = at.layout
     is_plain = layout.tp == layout.cp == layout.pp == 1 and at.has_replicas
     is_free = at.variable("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
@@ -146,7 +146,7 @@ FLOPS: Mapping[str, Callable[[ModelSpec], float]] = {
 
 
 def _ffn_bytes(model: ModelSpec, width: int) -> float:
-    """Return what a feed-forward part keeps beside its input: what enters the activation, and what leaves it."""
+    """Return what a feed-forward part keeps besides its input: what enters the activation, and what leaves it."""
     return HALF * width * (3 if model.gated_mlp else 2)
 
 

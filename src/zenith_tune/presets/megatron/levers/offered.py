@@ -35,19 +35,19 @@ VALUED = (OPTIONS["recompute_granularity"], METHOD, NUM_LAYERS)
 
 
 def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
-    """Return the levers that can be turned on for a layout, beside those that the command has on already."""
+    """Return the levers that can be turned on for a layout, besides those that the command has on already."""
     own = [lever for lever in LEVERS if lever.is_known(at.job) and _is_own(lever, at.job)]
     beside = [lever for lever in LEVERS if not any(_is_barred(lever, other) for other in own)]
     return [lever for lever in beside if lever.is_for(at) and _is_writable(lever, at.job, line)]
 
 
 def _is_own(lever: MegatronLever, job: MegatronJob) -> bool:
-    """Tell whether the command has a lever on; full sharding by whatever strategy."""
+    """Return whether the command has a lever on; full sharding by whatever strategy."""
     return lever.is_on(job) or (lever in FULL_SHARDING_LEVERS and job.args.has(lever.switch))
 
 
 def _is_barred(lever: MegatronLever, own: MegatronLever) -> bool:
-    """Tell whether a lever cannot be set beside one of the command, and neither builds on that nor takes it away.
+    """Return whether a lever cannot be set besides one of the command, and neither builds on that nor takes it away.
 
     Full sharding is never taken away, only what it needs could be.
     """
@@ -57,7 +57,7 @@ def _is_barred(lever: MegatronLever, own: MegatronLever) -> bool:
 
 
 def _is_writable(lever: MegatronLever, job: MegatronJob, line: ParsedCommand) -> bool:
-    """Tell whether what it takes away stands in the command itself and not in a script, alone where it is a switch."""
+    """Return whether what it takes away stands in the command itself, not in a script, and alone if it is a switch."""
     taken = [option for option, value in lever.sets.items() if value is None and job.args.has(option)]
     return all(line.has(option) if option in VALUED else line.get(option) == "" for option in taken)
 

@@ -23,7 +23,7 @@ def _is_reduced_alone(at: Situation) -> bool:
 
 
 def _overlaps_data(at: Situation) -> bool:
-    """Tell whether command or point overlap the reduction of gradients anyway."""
+    """Return whether command or point overlap the reduction of gradients anyway."""
     return at.job.args.has(GRADS) or getattr(at.layout, "overlap", "none") != "none"
 
 
@@ -81,7 +81,7 @@ def _can_overlap_experts(at: Situation) -> bool:
 
 
 def _has_grouped_dispatcher(at: Situation) -> bool:
-    """Tell whether the command's dispatcher is one that exchanges tokens."""
+    """Return whether the command's dispatcher is one that exchanges tokens."""
     return at.dispatcher in DISPATCHERS
 
 
@@ -90,17 +90,17 @@ def _overlaps_experts(at: Situation) -> bool:
 
 
 def _exchanges(at: Situation) -> bool:
-    """Tell whether tokens go to experts on other ranks, through Transformer Engine's kernels."""
+    """Return whether tokens go to experts on other ranks, through Transformer Engine's kernels."""
     return at.job.has_experts and at.has_engine and at.layout.ep > 1
 
 
 def _can_exchange_by_kernels(at: Situation) -> bool:
-    """Tell whether tokens are exchanged, and not by kernels of the user's own choice."""
+    """Return whether tokens are exchanged, and not by kernels of the user's own choice."""
     return _exchanges(at) and at.dispatcher != "flex"
 
 
 def _exchanges_in_racks(at: Situation) -> bool:
-    """Tell whether NVLink joins more than a node, which HybridEP is made for."""
+    """Return whether NVLink joins more than a node, which HybridEP is made for."""
     return _can_exchange_by_kernels(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
 
 
