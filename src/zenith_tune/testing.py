@@ -94,7 +94,7 @@ class EvaluatorContract(ABC):
 
 
 class PresetContract(ABC):
-    """Hold a preset to its contract."""
+    """The contract of a preset."""
 
     @abstractmethod
     def make(self) -> TuningPreset:
@@ -137,6 +137,12 @@ class PresetContract(ABC):
             assert preset.apply_parameters(once, point) == once
             # Variables may be set in front of it.
             assert f" {self.command().split()[0]}" in f" {once}"
+
+    def test_the_point_of_a_command_names_every_parameter(self) -> None:
+        """Check that the run of the user's own command can answer for a point."""
+        preset = completed(self.make())
+        own = preset.own_point(self.command())
+        assert own is None or own.keys() == preset.get_search_space().keys()
 
     def test_it_recommends_a_strategy_and_an_evaluator_and_labels_points(self) -> None:
         """Check what the tuner asks for."""

@@ -80,7 +80,8 @@ class MegatronBackend(Backend):
             job.settings.flag(_KEY.format(name)) for name in ("sequence_parallelism", "use_distributed_optimizer")
         )
         axes["sp"], axes["zero"] = (sp, not sp), (int(zero), int(not zero))
-        kinds = [NONE, FULL, *([SELECTIVE] if _script_recomputes(job) else [])]
+        script_recomputes = job.recompute_option is not None or "recompute" in job.carriers
+        kinds = [NONE, FULL, *([SELECTIVE] if script_recomputes else [])]
         kind = _own_recompute(job)
         axes["recompute"] = (kind, *(each for each in kinds if each != kind))
         return axes
@@ -191,10 +192,6 @@ def _written_recompute(job: AccelerateJob, kind: str) -> tuple[str, int]:
     method = job.settings.word(_METHOD) or "uniform"
     layers = job.settings.get(_NUM_LAYERS)
     return method, layers if type(layers) is int and layers > 0 else 1
-
-
-def _script_recomputes(job: AccelerateJob) -> bool:
-    return job.recompute_option is not None or "recompute" in job.carriers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

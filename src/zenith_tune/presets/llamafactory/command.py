@@ -55,12 +55,9 @@ def _variable(command: str, name: str) -> str:
     return own.get(name) or os.environ.get(name, "")
 
 
-def _given_by_options(command: str) -> dict[str, Any]:
-    return by_options(command, {**KEYS, **{key: key for key in OWN_KEYS}})
-
-
 def _read(command: str) -> dict[str, Any]:
-    return _given_by_options(command) if file_values(command) is None else by_overrides(command)
+    keys = {**KEYS, **{key: key for key in OWN_KEYS}}
+    return by_options(command, keys) if file_values(command) is None else by_overrides(command)
 
 
 def _write(command: str, keys: Mapping[str, Value]) -> str:

@@ -206,9 +206,9 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
     """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
 
     Model, sequence, batch, precision and GPUs are read from the command; `model` is a name of the catalog, a
-    config.json or a Hugging Face id, and `vocab` the size of a tokenizer that cannot be looked up. Axes that `search` does not list
-    stay as they are in the command. Mixtures of experts are measured with balanced routing, or with `routing=as-is` by
-    the router of the command.
+    config.json or a Hugging Face id, and `vocab` the size of a tokenizer that cannot be looked up. Axes that `search`
+    does not list stay as they are in the command. Mixtures of experts are measured with balanced routing, or with
+    `routing=as-is` by the router of the command.
 
     >>> preset = MegatronLmPreset(cluster="h100x8")
     >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "

@@ -75,7 +75,8 @@ def slurm_request(command: str, environment: Mapping[str, str] | None = None) ->
     said = dict(option for word in words[1:] for option in _batch_options(word))
     known = os.environ if environment is None else environment
     nodes = _count(said.get("nodes") or said.get("N")) or _count(known.get("SLURM_NNODES"))
-    per_node = _gpus(said.get("gpus-per-node") or said.get("gres")) or _count(said.get("ntasks-per-node"))
+    gpus = said.get("gpus-per-node") or said.get("gres") or ""  # such as `8`, `h100:8` or `gpu:h100:8`
+    per_node = _count(gpus.rpartition(":")[2]) or _count(said.get("ntasks-per-node"))
     return SlurmRequest(nodes=nodes, gpus_per_node=per_node)
 
 
@@ -86,11 +87,6 @@ def _batch_options(path: str) -> list[tuple[str, str]]:
             return _SBATCH.findall(file.read(MAX_BYTES).decode(errors="replace"))
     except (OSError, ValueError):
         return []
-
-
-def _gpus(text: str | None) -> int | None:
-    """Return the number in what Slurm takes for GPUs: `8`, `h100:8`, `gpu:h100:8`."""
-    return _count((text or "").rpartition(":")[2])
 
 
 def _torchrun_gpus(words: Sequence[str], variables: Mapping[str, str]) -> int | None:

@@ -120,10 +120,6 @@ def _has_own_loss(at: Situation) -> bool:
     return not at.has_engine or at.job.args.text("--cross-entropy-fusion-impl") == "native"
 
 
-def _taken_away(option: str) -> Goes:
-    return lambda at: at.job.args.has(option)
-
-
 def _has_gelu_with_bias(at: Situation) -> bool:
     """Return whether the fused kernel is there at all: Megatron switches it off without a bias."""
     return not at.job.args.first("--disable-bias-linear", "--swiglu", "--squared-relu")
@@ -218,7 +214,9 @@ KERNEL_LEVERS = (
         goes=lambda at: not at.has_engine,
         package=FUSED_SOFTMAX,
     ),
-    _fused_again("swiglu_fusion", "--no-bias-swiglu-fusion", "bias_swiglu_fusion", 0.02, _taken_away("--swiglu")),
+    _fused_again(
+        "swiglu_fusion", "--no-bias-swiglu-fusion", "bias_swiglu_fusion", 0.02, lambda at: at.job.args.has("--swiglu")
+    ),
     _fused_again("gelu_fusion", "--no-bias-gelu-fusion", "bias_gelu_fusion", 0.02, _has_gelu_with_bias),
     _fused_again("dropout_fusion", "--no-bias-dropout-fusion", "bias_dropout_fusion", 0.01, lambda at: True),
     _fused_again("rope_fusion", "--no-rope-fusion", "apply_rope_fusion", 0.01, _can_fuse_rotation),

@@ -36,14 +36,11 @@ VALUED = (OPTIONS["recompute_granularity"], METHOD, NUM_LAYERS)
 
 def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
     """Return the levers that can be turned on for a layout, besides those that the command has on already."""
-    own = [lever for lever in LEVERS if lever.is_known(at.job) and _is_own(lever, at.job)]
+    # Full sharding by whatever strategy counts as on.
+    sharded = [lever for lever in FULL_SHARDING_LEVERS if at.job.args.has(lever.switch)]
+    own = [each for each in LEVERS if each.is_known(at.job) and (each.is_on(at.job) or each in sharded)]
     beside = [lever for lever in LEVERS if not any(_is_barred(lever, other) for other in own)]
     return [lever for lever in beside if lever.is_for(at) and _is_writable(lever, at.job, line)]
-
-
-def _is_own(lever: MegatronLever, job: MegatronJob) -> bool:
-    """Return whether the command has a lever on; full sharding by whatever strategy."""
-    return lever.is_on(job) or (lever in FULL_SHARDING_LEVERS and job.args.has(lever.switch))
 
 
 def _is_barred(lever: MegatronLever, own: MegatronLever) -> bool:
