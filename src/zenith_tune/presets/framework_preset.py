@@ -82,8 +82,8 @@ class FrameworkPreset(CompletePreset, Generic[S]):
 
     def __init__(
         self,
+        given: JobOverrides,
         *,
-        given: JobOverrides | None = None,
         cluster: str | None = None,
         topology: str | None = None,
         search: str = DEFAULT,
@@ -91,8 +91,7 @@ class FrameworkPreset(CompletePreset, Generic[S]):
         allow: str = NONE,
         mbs_max: int,
     ) -> None:
-        known = given or JobOverrides()
-        refuse_sizes(n_gpus=known.n_gpus, gbs=known.gbs, seq=known.seq, mbs_max=mbs_max)
+        refuse_sizes(n_gpus=given.n_gpus, gbs=given.gbs, seq=given.seq, mbs_max=mbs_max)
         self.cluster, self.topology, self.search, self.mbs_max = cluster, topology, search, mbs_max
         self._levers = LeverChoice.of(levers, allow, self.declared)
         self._bound: S | None = None

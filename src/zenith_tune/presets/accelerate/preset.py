@@ -189,13 +189,7 @@ class AcceleratePreset(FrameworkPreset[Backend]):
         """The samples of an update that the loader of the user's own command gave."""
         self._model: LookedUp[ModelSpec] | None = None
         super().__init__(
-            given=self._given,
-            cluster=cluster,
-            topology=topology,
-            search=search,
-            levers=levers,
-            allow=allow,
-            mbs_max=mbs_max,
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
         )
 
     def bind(self, command: str) -> None:

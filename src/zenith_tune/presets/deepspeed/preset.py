@@ -89,13 +89,7 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace]):
         self._release: Release | None = None
         self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
         super().__init__(
-            given=self._given,
-            cluster=cluster,
-            topology=topology,
-            search=search,
-            levers=levers,
-            allow=allow,
-            mbs_max=mbs_max,
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
         )
 
     def bind(self, command: str) -> None:

@@ -246,13 +246,7 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
         self._packages: dict[str, bool] = {}
         """Which optional packages are installed where the user's command runs, as far as its log says."""
         super().__init__(
-            given=self._given,
-            cluster=cluster,
-            topology=topology,
-            search=search,
-            levers=levers,
-            allow=allow,
-            mbs_max=mbs_max,
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
         )
 
     def bind(self, command: str) -> None:

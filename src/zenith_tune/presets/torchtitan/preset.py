@@ -89,13 +89,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
         self._given = JobOverrides(n_gpus=n_gpus, gbs=gbs, seq=seq, model=model)
         self._model: LookedUp[ModelSpec] = LookedUp(lambda: job_model(None))
         super().__init__(
-            given=self._given,
-            cluster=cluster,
-            topology=topology,
-            search=search,
-            levers=levers,
-            allow=allow,
-            mbs_max=mbs_max,
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
         )
 
     def bind(self, command: str) -> None:

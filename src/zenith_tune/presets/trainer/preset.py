@@ -109,13 +109,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
         self._given = JobOverrides(n_gpus=n_gpus, model=model, seq=seq)
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
         super().__init__(
-            given=self._given,
-            cluster=cluster,
-            topology=topology,
-            search=search,
-            levers=levers,
-            allow=allow,
-            mbs_max=mbs_max,
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
         )
         self._too_large: list[tuple[int, Params]] = []
         """The points that ran out of memory, each with the largest micro-batch that is worth a trial after it."""

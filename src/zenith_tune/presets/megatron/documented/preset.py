@@ -108,7 +108,7 @@ class MegatronPreset(MegatronFamily[MegatronSpace]):
         vp_max: int = 1,
     ) -> None:
         given = JobOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq)
-        super().__init__(given=given, cluster=cluster, mbs_max=mbs_max)
+        super().__init__(given, cluster=cluster, mbs_max=mbs_max)
         refuse_sizes(vp_max=vp_max, num_layers=num_layers, num_query_groups=num_query_groups)
         if vp_max > 1 and not folding:
             raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
