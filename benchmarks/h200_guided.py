@@ -24,7 +24,7 @@ from typing import Any
 
 from zenith_tune import PresetTuner
 from zenith_tune.calibrate.calibration_file import default_calibration, save_calibration
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.parameters import Params, Value
 

@@ -26,11 +26,11 @@ from typing import Any
 from places import RESULTS
 
 from zenith_tune import Direction, JobSpec, load_cluster, load_framework, load_model
+from zenith_tune.describe.deepspeed_config import DsConfig, matters
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimates.model_flops import flops_per_token
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.strategies.base import EvalFunction, TunedJob
-from zenith_tune.strategies.zero_progressive.ds_config import DsConfig, matters
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value

@@ -10,12 +10,12 @@ from typing import Any
 from zenith_tune.describe.megatron.version import NEWEST, OLDEST
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpLever
-from zenith_tune.presets.deepspeed.lever_declaration import OLDEST as OLDEST_DEEPSPEED
-from zenith_tune.presets.deepspeed.lever_declaration import DeepSpeedLever
-from zenith_tune.presets.deepspeed.levers import LEVERS as DEEPSPEED_LEVERS
 from zenith_tune.presets.levers import LeverDeclaration
-from zenith_tune.presets.megatron_lm.levers.declaration import MegatronLever
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS as MEGATRON_LEVERS
+from zenith_tune.presets.megatron.levers.declaration import MegatronLever
+from zenith_tune.presets.megatron.levers.offered import LEVERS as MEGATRON_LEVERS
+from zenith_tune.presets.shared.zero_lever_declaration import OLDEST as OLDEST_DEEPSPEED
+from zenith_tune.presets.shared.zero_lever_declaration import DeepSpeedLever
+from zenith_tune.presets.shared.zero_levers import LEVERS as DEEPSPEED_LEVERS
 from zenith_tune.presets.torchtitan.dialect import MODULE, TOML
 from zenith_tune.presets.torchtitan.job import TitanJob
 from zenith_tune.presets.torchtitan.levers import LEVERS as TITAN_LEVERS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -35,6 +37,14 @@ LAYERS: list[list[str]] = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 MOST_FILES = 15
+FRAMEWORKS = {path.parent.name for path in SOURCE.glob("presets/*/command.py")}
+FAMILIES = {
+    ("axolotl", "trainer"),
+    ("llamafactory", "trainer"),
+    ("megatron_bridge", "megatron"),
+    ("mimo", "megatron"),
+}
+"""Frameworks on top of others, as (importer, imported)."""
 
 
 def modules() -> dict[str, Path]:
@@ -78,6 +88,10 @@ def part(module: str) -> str:
     return module.split(".")[1]
 
 
+def folder(module: str) -> str:
+    return ".".join(MODULES[module].parent.relative_to(SOURCE.parent).parts)
+
+
 def test_every_part_has_its_layer() -> None:
     assert {part(name) for name in MODULES if "." in name} == set(RANK)
 
@@ -97,6 +111,51 @@ def test_no_files_import_one_another_in_circles() -> None:
         sorter.add(a, b)
     in_order = [*sorter.static_order()]  # raises CycleError, which names the files
     assert set(in_order) == {name for edge in imports() for name in edge}
+
+
+def test_no_folders_import_one_another_in_circles() -> None:
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for a, b in ((folder(a), folder(b)) for a, b in imports()):
+        # What lies within a folder is part of it.
+        if not f"{a}.".startswith(f"{b}.") and not f"{b}.".startswith(f"{a}."):
+            sorter.add(a, b)
+    assert "zenith_tune.presets.megatron" in [*sorter.static_order()]  # raises CycleError, which names the folders
+
+
+def test_no_framework_imports_another_but_its_own_family() -> None:
+    """Logs and hooks aside: Trainer and DeepSpeed jobs print what Accelerate's do."""
+    between = {
+        (a.split(".")[2], b.split(".")[2])
+        for a, b in imports()
+        if part(a) == part(b) == "presets" and b.rpartition(".")[2] not in ("evaluator", "hook")
+    }
+    assert len(FRAMEWORKS) > 8
+    assert {(a, b) for a, b in between if a != b and a in FRAMEWORKS and b in FRAMEWORKS} <= FAMILIES
+
+
+def test_recognising_a_command_loads_no_preset() -> None:
+    command = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2"
+    code = f"from zenith_tune.presets.base import recognised_preset; recognised_preset({command!r})"
+    loaded = modules_loaded_by(code)
+    assert "zenith_tune.presets.megatron.command" in loaded and len(loaded) <= 50
+    assert [name for name in loaded if name.endswith((".preset", ".space", ".job", ".evaluator"))] == []
+
+
+def test_a_plan_loads_neither_presets_nor_strategies() -> None:
+    argv = ["plan", "--model", "llama3-8b", "--cluster", "h100x8", "--gbs", "64", "--seq", "4096"]
+    loaded = modules_loaded_by(f"from zenith_tune.cli.main import main; main({argv!r})")
+    assert "zenith_tune.planner.planner" in loaded
+    assert [name for name in loaded if name.startswith("zenith_tune.strategies")] == []
+    presets = {name for name in loaded if name.startswith("zenith_tune.presets.")}
+    assert presets == {"zenith_tune.presets.emission", "zenith_tune.presets.formats"}
+
+
+def modules_loaded_by(code: str) -> list[str]:
+    """Return the modules of the package that a fresh interpreter has loaded after running some code."""
+    report = "print('\\n'.join(name for name in sys.modules if name.startswith('zenith_tune.')), file=sys.stderr)"
+    text = f"import atexit, sys; atexit.register(lambda: {report})\n{code}"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    return done.stderr.split()
 
 
 def test_runners_and_the_record_stand_side_by_side() -> None:

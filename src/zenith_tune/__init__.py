@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from zenith_tune.planner.planner import Planner as Planner
     from zenith_tune.presets.base import PresetRegistry as PresetRegistry
     from zenith_tune.presets.base import TuningPreset as TuningPreset
-    from zenith_tune.presets.megatron.preset import MegatronPreset as MegatronPreset
+    from zenith_tune.presets.megatron.documented.preset import MegatronPreset as MegatronPreset
     from zenith_tune.runners.base import RunnerRegistry as RunnerRegistry
     from zenith_tune.strategies.base import StrategyRegistry as StrategyRegistry
     from zenith_tune.strategies.base import TuningStrategy as TuningStrategy
@@ -76,7 +76,7 @@ _HOMES = {
     "zenith_tune.planner.plan": ("Plan", "PlannedLayout"),
     "zenith_tune.planner.planner": ("Planner",),
     "zenith_tune.presets.base": ("PresetRegistry", "TuningPreset"),
-    "zenith_tune.presets.megatron.preset": ("MegatronPreset",),
+    "zenith_tune.presets.megatron.documented.preset": ("MegatronPreset",),
     "zenith_tune.runners.base": ("RunnerRegistry",),
     "zenith_tune.strategies.base": ("StrategyRegistry", "TuningStrategy"),
     "zenith_tune.strategies.megatron_heuristic": ("MegatronHeuristicStrategy",),

@@ -20,6 +20,7 @@ from pathlib import Path
 from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.parts import completed
 from zenith_tune.runners.base import End, Runner
 from zenith_tune.strategies.base import PlainFunction, TuningStrategy
 from zenith_tune.study.parameters import (
@@ -93,7 +94,7 @@ class EvaluatorContract(ABC):
 
 
 class PresetContract(ABC):
-    """The contract of a preset, as tests."""
+    """The contract of a preset."""
 
     @abstractmethod
     def make(self) -> TuningPreset:
@@ -137,9 +138,15 @@ class PresetContract(ABC):
             # Variables may be set in front of it.
             assert f" {self.command().split()[0]}" in f" {once}"
 
+    def test_the_point_of_a_command_names_every_parameter(self) -> None:
+        """Check that the run of the user's own command can answer for a point."""
+        preset = completed(self.make())
+        own = preset.own_point(self.command())
+        assert own is None or own.keys() == preset.get_search_space().keys()
+
     def test_it_recommends_a_strategy_and_an_evaluator_and_labels_points(self) -> None:
         """Check what the tuner asks for."""
-        preset = self.make()
+        preset = completed(self.make())
         assert isinstance(preset.get_recommended_strategy(), TuningStrategy)
         with contextlib.suppress(UsageError):  # a preset may leave the evaluator to its user
             assert isinstance(preset.evaluator(), TuningEvaluator)

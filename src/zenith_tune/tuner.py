@@ -17,6 +17,7 @@ from zenith_tune.errors import (
 )
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.server.url import shown
 from zenith_tune.runners.base import Runner, check_runner, make_runner
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
@@ -77,7 +78,7 @@ class PresetTuner:
         self._study: Study | None = None
 
     @property
-    def preset(self) -> TuningPreset:
+    def preset(self) -> CompletePreset:
         """What knows the training command's options."""
         return self.config.preset
 

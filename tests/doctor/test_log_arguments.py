@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from zenith_tune.doctor.logged_run import dumped_arguments, dumped_command, recompute_modules
-from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job
+from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job
 
 VALUES = {
     "add_bias_linear": "False",

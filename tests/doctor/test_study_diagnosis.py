@@ -7,7 +7,8 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.doctor.diagnosed_run import tried_layouts
 from zenith_tune.doctor.diagnosis import study_diagnosis, trial_diagnosis
 from zenith_tune.presets.demo import DemoPreset
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.parts import completed
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
@@ -82,7 +83,7 @@ def test_a_study_of_which_nothing_is_known_is_passed_over() -> None:
     better = Trial(params=POINT, outcome=Outcome.OK, value=0.9, step_s=0.9)
     assert study_diagnosis(preset, COMMAND, study()) == []
     assert study_diagnosis(preset, COMMAND, study(better)) == [], "the cluster has too few GPUs"
-    assert study_diagnosis(DemoPreset(), "python train.py", study(better)) == []
+    assert study_diagnosis(completed(DemoPreset()), "python train.py", study(better)) == []
 
 
 def test_the_best_trial_of_a_study_gets_what_limits_it() -> None:

@@ -8,7 +8,7 @@ from zenith_tune.doctor.diagnosed_run import RunHints, from_command
 from zenith_tune.doctor.diagnosis import Diagnosis, diagnose
 from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
 
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 RUNS = {

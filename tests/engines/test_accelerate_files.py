@@ -18,11 +18,11 @@ from tests.engines.conftest import ENGINE_ENV
 from tests.presets.accelerate.jobs import bound, command, point, write
 from tests.requirements import need_module
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.emit import DS_FILE, HOOK_FILES
 from zenith_tune.presets.accelerate.live import FIELDS, PLUGINS
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.presets.accelerate.settings import (
+from zenith_tune.presets.shared.accelerate_launch import FILE_NAME
+from zenith_tune.presets.shared.accelerate_settings import (
     CHECKED_VERSION,
     FIELDS_OF_THE_JSON,
     ONLY_AS_OPTIONS,

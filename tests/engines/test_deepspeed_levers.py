@@ -15,9 +15,9 @@ import pytest
 from tests.engines.test_deepspeed import CONFIG, CPU_ENV, optimize
 from tests.requirements import need_module
 from zenith_tune.presets.deepspeed.command import FILE_NAME
-from zenith_tune.presets.deepspeed.levers import LEVERS
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
 from zenith_tune.presets.levers import Lever, goes_with, names_on_request
+from zenith_tune.presets.shared.zero_levers import LEVERS
 from zenith_tune.study.parameters import Params
 
 pytestmark = pytest.mark.usefixtures("deepspeed")

@@ -307,6 +307,7 @@ def test_the_nodes_of_the_allocation_around_a_script_are_those_of_its_trials(
 ) -> None:
     script = tmp_path / "job.sh"
     script.write_text("echo training")
-    code = f"from zenith_tune.presets.launched_gpus import launched_resources as of; print(of('bash {script}').nodes)"
+    module = "zenith_tune.presets.shared.launched_gpus"
+    code = f"from {module} import launched_resources; print(launched_resources('bash {script}').nodes)"
     printed = cluster.run("srun", "--nodes=3", "--ntasks-per-node=1", sys.executable, "-c", code)
     assert printed.split() == ["3"] * 3

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.presets.launched_gpus import SlurmRequest, launched_resources, slurm_request, started_gpus
+from zenith_tune.presets.shared.launched_gpus import SlurmRequest, launched_resources, slurm_request, started_gpus
 from zenith_tune.study.resources import Resources
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.probe.rank_script import SHAPE, training, write_script
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
+from zenith_tune.presets.megatron.job import MegatronLmOverrides
 from zenith_tune.probe.fake_rank import fake_rank
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.shell import ParsedCommand

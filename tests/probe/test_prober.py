@@ -13,7 +13,7 @@ from tests.probe.rank_script import started, training, write_script
 from tests.started_processes import is_alive, marked_processes
 from zenith_tune.cli.probe import NUM_STEPS
 from zenith_tune.planner.planner import Planner
-from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
+from zenith_tune.presets.megatron.job import MegatronLmOverrides
 from zenith_tune.probe.probe_job import ProbeJob
 from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.probe.prober import Prober

@@ -13,7 +13,7 @@ import pytest
 from tests.command_runs import as_json, running
 from tests.conftest import FAKE_TRAINER
 from tests.requirements import need_module
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
+from zenith_tune.presets.megatron.levers.offered import LEVERS
 from zenith_tune.record.reader import ExportedStudy, recorded_choices
 from zenith_tune.record.source import find_study
 from zenith_tune.record.view import StudyView

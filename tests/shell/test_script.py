@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.thoroughness import examples
-from zenith_tune.presets.megatron_lm.job import find_pretrain_run
+from zenith_tune.presets.megatron.command import find_pretrain_run
 from zenith_tune.shell.script import ProgramRun
 
 PLAIN = "torchrun --nproc-per-node 8 pretrain_gpt.py --bf16"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from zenith_tune.errors import TrialExhausted, UsageError
-from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.presets.megatron.documented.preset import MegatronPreset
 from zenith_tune.strategies.base import StrategyRegistry
 from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 from zenith_tune.study.parameters import (

@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from zenith_tune.errors import TrialExhausted, UnknownNameError, UsageError
-from zenith_tune.presets.megatron.preset import MegatronPreset
+from zenith_tune.presets.megatron.documented.preset import MegatronPreset
 from zenith_tune.strategies.base import StrategyRegistry
 from zenith_tune.strategies.optuna import NEEDS_PACKAGES, OptunaStrategy, sampler_names
 from zenith_tune.study.parameters import (

@@ -12,7 +12,7 @@ import pytest
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
-from zenith_tune.presets.base import ConfirmingRun
+from zenith_tune.presets.parts import ConfirmingRun
 from zenith_tune.record.source import find_study
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest

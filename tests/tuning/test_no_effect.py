@@ -14,7 +14,7 @@ from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.evaluators.base import Measurement, OtherSettingsError
 from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.evaluators.failures.no_effect import disagreement
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.trial import Outcome, Trial
 

@@ -141,7 +141,7 @@ def _named(job: ProbeJob, subject: PlanSubject, texts: tuple[str, ...]) -> list[
 
 def _job(command: tuple[str, ...], options: Options) -> tuple[ProbeJob, PlanSubject]:
     """Return the job that the command and the options describe, and what the planner needs to know of it."""
-    from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides
+    from zenith_tune.presets.megatron.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
     from zenith_tune.registry import construct
     from zenith_tune.shell import ParsedCommand
@@ -169,7 +169,7 @@ def _num_gpus(cluster: str | None) -> int | None:
 def _probed(job: ProbeJob, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:
     from rich.console import Console
 
-    from zenith_tune.presets.megatron_lm.command import routing_notes
+    from zenith_tune.presets.megatron.written import routing_notes
     from zenith_tune.probe.probe_file import probe_lock, probe_object
     from zenith_tune.probe.probed_layout import ranked
     from zenith_tune.probe.prober import Prober

@@ -15,15 +15,16 @@ from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import ImplicitDefault, PresetRegistry, TuningPreset, recognised_preset
-from zenith_tune.presets.launched_gpus import started_gpus
-from zenith_tune.presets.megatron.command import runs_ms_swift
-from zenith_tune.presets.megatron.preset import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron.swift import layout_in, megatron_subject, with_recompute
-from zenith_tune.presets.megatron_lm.job import MegatronLmOverrides, read_job, subject_of
-from zenith_tune.presets.megatron_lm.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
-from zenith_tune.presets.megatron_lm.space import MegatronLmSpace, SearchLimits
+from zenith_tune.presets.base import PresetRegistry, recognised_preset
+from zenith_tune.presets.megatron.documented.command import runs_ms_swift
+from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset
+from zenith_tune.presets.megatron.documented.swift import layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job, subject_of
+from zenith_tune.presets.megatron.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.space import MegatronLmSpace, SearchLimits
+from zenith_tune.presets.parts import CompletePreset, ImplicitDefault, completed
+from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
@@ -169,7 +170,7 @@ def _listed(line: ParsedCommand, option: str) -> tuple[str, ...]:
     return tuple(itertools.takewhile(lambda word: not word.startswith("-"), words[words.index(option) + 1 :]))
 
 
-def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[str, Any]) -> DiagnosedRun:
+def run_of_point(preset: CompletePreset, name: str, command: str, params: Mapping[str, Any]) -> DiagnosedRun:
     """Return the run of one point of a preset's space."""
     subject, layout = preset.subject(command), preset.planned_layout(command, params)
     if subject is None or layout is None:
@@ -181,9 +182,9 @@ def run_of_point(preset: TuningPreset, name: str, command: str, params: Mapping[
     return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules)
 
 
-def made_preset(name: str, args: Mapping[str, Any]) -> TuningPreset:
+def made_preset(name: str, args: Mapping[str, Any]) -> CompletePreset:
     """Return a preset with its arguments."""
-    return construct(PresetRegistry.get(name), args, f"preset {name}")
+    return completed(construct(PresetRegistry.get(name), args, f"preset {name}"))
 
 
 OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, UsageError)
@@ -191,7 +192,7 @@ OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, Usage
 
 
 def tried_layouts(
-    preset: TuningPreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
+    preset: CompletePreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
 ) -> frozenset[Layout]:
     """Return the layouts of the points that a preset understands, other than `but`."""
     found: set[Layout] = set()

@@ -30,7 +30,8 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.ways_out import TITLE, WayOut, ways_out
-from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
@@ -256,7 +257,7 @@ def memory_message(planned: PlannedLayout) -> str:
     return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
 
 
-def study_diagnosis(preset: TuningPreset, command: str, study: Study) -> list[str]:
+def study_diagnosis(preset: CompletePreset, command: str, study: Study) -> list[str]:
     """Return what limits the fastest run of a study, or the first that ran out of memory where none went well."""
     trial = study.fastest or next((each for each in study.trials if each.outcome is Outcome.OOM), None)
     if trial is None:

@@ -38,7 +38,7 @@ from zenith_tune.evaluators.steps import LoggedSteps, after_steps, has_steps
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.torchtitan.log import timed_steps
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import BATCH, JobFacts
-from zenith_tune.presets.base import PresetRegistry, TuningPreset, refuse_sizes
+from zenith_tune.presets.arguments import refuse_sizes
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.parts import Described
 from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Value
 
 OPTIONS = {
@@ -21,7 +22,7 @@ OPTIONS = {
 
 
 @PresetRegistry.register("demo")
-class DemoPreset(TuningPreset):
+class DemoPreset(Described):
     """Tune three options of the bundled fake trainer; the constructor's keywords are what `--args` takes."""
 
     def __init__(self, *, n_gpus: int = 8, gbs: int = 16) -> None:
@@ -47,11 +48,6 @@ class DemoPreset(TuningPreset):
 
     def placeholder_names(self) -> set[str]:
         return {*super().placeholder_names(), "gbs"}
-
-    def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.grid import GridStrategy
-
-        return GridStrategy()
 
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.presets.megatron.evaluator import MegatronEvaluator

@@ -9,10 +9,14 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout import Layout, layout_name
 
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+"""The parallel sizes besides data parallelism."""
+CHECKPOINTING_NOTE = "switch gradient checkpointing on in the model: the file does not"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """Hold a file for a framework, and what its reader should know."""
+    """A file for a framework, and what its reader should know."""
 
     file_name: str
     text: str
@@ -21,7 +25,7 @@ class Emission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Hold what is written down: a layout, and the job and machines that it is for."""
+    """A layout that is to be written down, with its job and machines."""
 
     layout: Layout
     model: ModelSpec

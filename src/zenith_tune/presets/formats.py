@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 from dataclasses import dataclass, field, replace
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.presets.accelerate.emit import emit_accelerate
-from zenith_tune.presets.deepspeed.emit import SIZES, emit_deepspeed
-from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.presets.megatron_lm.emit import emit_megatron, emit_ms_swift
+from zenith_tune.presets.emission import SIZES, Emission, Target
 
 FRAMEWORKS = {
     "megatron": ("megatron", "megatron-local", "megatron-ci"),
@@ -48,10 +45,11 @@ ONE_EACH = dict.fromkeys(SIZES, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """Hold one format: its name, who writes it, and what it cannot say."""
+    """A format for layouts: who writes it, and what it cannot say."""
 
     name: str
-    write: Callable[[Target], Emission]
+    writer: str
+    """Who writes it, as module:function, which is loaded when something is written."""
     pinned: dict[str, int] = field(default_factory=dict)
     uneven_splits: bool = True
     recompute: tuple[str, ...] = RECOMPUTE_NAMES
@@ -61,7 +59,9 @@ class Format:
     def emit(self, target: Target) -> Emission:
         """Return a layout written down, or raise where the format cannot say it."""
         refuse_framework(self.name, target.job.framework.name)
-        return self.write(target)
+        module, _, name = self.writer.partition(":")
+        found: Emission = getattr(importlib.import_module(module), name)(target)
+        return found
 
     def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:
         """Return the part of a space that this format can say of a framework."""
@@ -77,12 +77,12 @@ class Format:
 
 
 _FORMATS = (
-    Format(name="megatron", write=emit_megatron),
-    Format(name="ms-swift", write=emit_ms_swift),
-    Format(name="deepspeed", write=emit_deepspeed, pinned=ONE_EACH),
+    Format(name="megatron", writer="zenith_tune.presets.megatron.emit:emit_megatron"),
+    Format(name="ms-swift", writer="zenith_tune.presets.megatron.emit:emit_ms_swift"),
+    Format(name="deepspeed", writer="zenith_tune.presets.deepspeed.emit:emit_deepspeed", pinned=ONE_EACH),
     Format(
         name="accelerate",
-        write=emit_accelerate,
+        writer="zenith_tune.presets.accelerate.emit:emit_accelerate",
         pinned={"vp": 1, "cp": 1},
         uneven_splits=False,
         recompute=("none", "full/uniform", "full/block"),

@@ -1,4 +1,4 @@
-"""Levers: settings beside the layout, which are tried on the layout that won.
+"""Levers: settings besides the layout, which are tried on the layout that won.
 
 A lever is one small declaration of a preset: what it sets, what it cannot go together with, which part of a step it is
 expected to save and by whose figures. The tuner tries those that are worth a trial, and keeps what proves faster.
@@ -15,20 +15,20 @@ from zenith_tune.study.parameters import CategoricalParameter, Value
 
 ALL, NONE = "default", "none"
 ASSUMED = "assumed"
-"""The source of an effect that nobody has measured."""
+"""The source of an effect without a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """Hold one setting that a point of the search space may be given beside its own."""
+    """A setting that a point may be given besides those of the search space."""
 
     name: str
-    """Of the parameter, as it stands beside those of the layout."""
+    """Name of the parameter."""
     value: Value = True
     saves: Mapping[str, float] = field(default_factory=dict)
-    """Which share of each part of a predicted step it takes away; below 0 where it adds to it."""
+    """Share of each part of a predicted step that it saves; below 0 where it adds to it."""
     memory: float = 0.0
-    """By which share of the peak memory it changes that; below 0 where it frees some."""
+    """Share by which it changes the peak memory; below 0 where it frees some."""
     excludes: frozenset[str] = frozenset()
     """Other levers that it cannot go together with: by their names, or by their labels where one value is meant."""
     needs: frozenset[str] = frozenset()
@@ -43,11 +43,11 @@ class Lever:
     missing: str = ""
     """The package that it needs, and the machine that trains does not have."""
     is_unsure: bool = False
-    """Whether nobody knows if that machine has the package: it is tried last."""
+    """Whether it is unknown if that machine has the package: it is tried last."""
 
     @property
     def is_left_out(self) -> bool:
-        """Tell whether it is not tried, and named alone."""
+        """Whether it is not tried, and named alone."""
         return self.is_on_request or bool(self.missing)
 
     @property
@@ -60,12 +60,12 @@ class Lever:
 
     @property
     def is_on_request(self) -> bool:
-        """Tell whether it is not tried because nobody has allowed it."""
+        """Whether it is not tried because it was not allowed."""
         return (self.numerics or self.is_unstable) and not self.is_allowed
 
     @property
     def is_for_memory(self) -> bool:
-        """Tell whether it saves no time: it helps where something else does not fit."""
+        """Whether it saves no time: it helps where something else does not fit."""
         return self.memory < 0 and not any(share > 0 for share in self.saves.values())
 
     @property
@@ -97,7 +97,7 @@ At = TypeVar("At")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """Hold what a lever is expected to do to time and memory, as `Lever` has it."""
+    """The expected effect of a lever on time and memory, in the terms of `Lever`."""
 
     saves: Mapping[str, float]
     memory: float
@@ -105,7 +105,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverDeclaration(Generic[At]):
-    """Declare a lever; presets add how it is written, and what a log says of it."""
+    """The declaration of a lever; presets add how it is written, and what a log says of it."""
 
     name: str
     value: Value = True
@@ -121,7 +121,7 @@ class LeverDeclaration(Generic[At]):
     needs: Mapping[str, Callable[[At], bool]] = field(default_factory=dict)
     """Other levers that must be on, each with how to tell that the command has it anyway."""
     package: str | None = None
-    """What the interpreter that trains must have beside the framework."""
+    """Package that the training interpreter must have besides the framework."""
     is_alone: bool = False
     numerics: bool = False
     is_unstable: bool = False
@@ -130,7 +130,7 @@ class LeverDeclaration(Generic[At]):
 
     @property
     def is_on_request(self) -> bool:
-        """Tell whether it is tried only where it is allowed by name."""
+        """Whether it is tried only where it is allowed by name."""
         return self.numerics or self.is_unstable
 
     @property
@@ -189,7 +189,7 @@ def set_levers(declared: Sequence[L], params: Mapping[str, Value]) -> list[L]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverChoice:
-    """Hold which levers a study may try."""
+    """The levers that a study may try."""
 
     plain: frozenset[str]
     allowed: frozenset[str]
@@ -258,12 +258,12 @@ def compatible(levers: Sequence[Lever]) -> list[Lever]:
 
 
 def goes_with(lever: Lever, other: Lever) -> bool:
-    """Tell whether two levers can be set at once."""
+    """Return whether two levers can be set at once."""
     return lever.name != other.name and not excludes(lever, other)
 
 
 def excludes(lever: Lever | LeverDeclaration[Any], other: Lever | LeverDeclaration[Any]) -> bool:
-    """Tell whether one of two levers excludes the other, by its name or by its value."""
+    """Return whether one of two levers excludes the other, by its name or by its value."""
     names, others = {lever.name, lever.label}, {other.name, other.label}
     return bool(names & other.excludes or others & lever.excludes)
 

@@ -19,7 +19,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.hooks.model import ModelWatch
 from zenith_tune.layouts.search_space import limits_of
-from zenith_tune.presets.accelerate.live_model import LiveModel
+from zenith_tune.presets.shared.live_model import LiveModel
 from zenith_tune.registry import import_file
 
 BATCH = 1
@@ -69,7 +69,7 @@ def _callable(where: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def _importable(where: str) -> Iterator[None]:
-    """Let what stands beside a file, or below the current folder, be imported by its name, as by `python FILE`."""
+    """Let what stands next to a file, or below the current folder, be imported by its name, as by `python FILE`."""
     home = where.rpartition(":")[0]
     folder = str(Path(home).resolve().parent if home.endswith(".py") else Path.cwd())
     sys.path.insert(0, folder)
@@ -89,7 +89,7 @@ def _import(name: str, where: str) -> Any:
 def _traced(
     where: str, build: Callable[[], Any], seq_len: int | None, framework: FrameworkSpec, precision: str
 ) -> dict[str, Any]:
-    """Return what the hook of preset accelerate tells of one pass."""
+    """Return what the hook of preset accelerate reports of one pass."""
     try:
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.base import PresetRegistry, TuningPreset
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import (
     CategoricalParameter,
     FloatParameter,
@@ -24,8 +24,6 @@ from zenith_tune.study.parameters import (
 
 SEPARATOR = ";"
 """Between the axes of one text."""
-MAX_GRID = 64
-"""Up to so many points all of them are tried, unless a strategy is named."""
 _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _RANGE = re.compile(r"(log:)?([^,]+?)\.\.([^,]+)")
 EXAMPLE = "write e.g. --space bs=4,8,16 or --space lr=log:1e-5..1e-3"
@@ -73,7 +71,7 @@ def _read(text: str) -> int | float | str:
 
 
 @PresetRegistry.register("space")
-class SpacePreset(TuningPreset):
+class SpacePreset(CompletePreset):
     """Tune what `--space` lists: a value fills its placeholder, such as {bs}, or else sets the option --bs.
 
     Where nothing says what to read of a Python program, a hook measures the steps of its optimizer.
@@ -100,7 +98,7 @@ class SpacePreset(TuningPreset):
 
     def baseline_command(self, command: str) -> str:
         """Return the command with the hook, where steps are measured."""
-        from zenith_tune.presets.trainer.command import watched
+        from zenith_tune.presets.shared.trial_hook import watched
 
         return watched(command) if self._hook else command
 
@@ -121,7 +119,7 @@ class SpacePreset(TuningPreset):
         # Not at the top: every command loads this module for its separator.
         from zenith_tune.evaluators.hooked_speed import OptimizerStepEvaluator
         from zenith_tune.hooks.injection import hook_files
-        from zenith_tune.presets.trainer.command import starts_python
+        from zenith_tune.presets.shared.trial_hook import starts_python
 
         if not self._command or not starts_python(self._command):
             raise UsageError("--space needs to know what to read from the program's output", hint=OBJECTIVE)
@@ -141,12 +139,3 @@ class SpacePreset(TuningPreset):
             "trials are compared by the time of an optimizer's step, by a hook on PYTHONPATH: where a value changes how"
             f" much a step trains, {OBJECTIVE}"
         ]
-
-    def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.grid import GridStrategy
-        from zenith_tune.strategies.optuna import OptunaStrategy
-
-        axes = self._space.values()
-        is_continuous = any(isinstance(axis, FloatParameter) for axis in axes)
-        size = math.prod(len(axis.grid(MAX_GRID + 1)) for axis in axes)
-        return OptunaStrategy() if is_continuous or size > MAX_GRID else GridStrategy(grid_points=MAX_GRID)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.planner.plan import PlannedLayout
     from zenith_tune.planner.planner import Planner
-    from zenith_tune.presets.base import TuningPreset
+    from zenith_tune.presets.parts import CompletePreset
     from zenith_tune.study.trial import Prediction
 
 FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError, ZenithTuneError)
@@ -36,7 +36,7 @@ class RestoredPreset:
         self.header = header
         self.why_not = ""
         """What keeps the planner from predicting anything; empty where it can."""
-        self.preset: TuningPreset | None = None
+        self.preset: CompletePreset | None = None
         self.planner: Planner | None = None
         self._labels: dict[int, str] = {}
         self._planned: dict[int, PlannedLayout | None] = {}
@@ -98,9 +98,9 @@ class RestoredPreset:
         return self._predicted[view.number]
 
     def _other_plans(self) -> str:
-        from zenith_tune.presets.base import TuningPreset
+        from zenith_tune.presets.parts import Planned
 
-        if self.preset is None or type(self.preset).predicted is TuningPreset.predicted:
+        if self.preset is None or getattr(self.preset.predicted, "__func__", None) is Planned.predicted:
             return "makes no plans"
         return "plans by itself, without the memory of each stage"
 
@@ -113,19 +113,20 @@ class RestoredPreset:
         return " ".join(f"{name}={value}" for name, value in params.items())
 
 
-def _made(header: StudyHeader, cluster: str) -> TuningPreset:
+def _made(header: StudyHeader, cluster: str) -> CompletePreset:
     from zenith_tune.describe.cluster_catalog import names_catalog_cluster
     from zenith_tune.presets.base import PresetRegistry
+    from zenith_tune.presets.parts import completed
 
     kind, args = PresetRegistry.get(header.preset), dict(header.args)
     if names_catalog_cluster(cluster) and "cluster" in inspect.signature(kind).parameters:
         args.setdefault("cluster", cluster)
-    preset = construct(kind, args, f"preset {header.preset}")
+    preset = completed(construct(kind, args, f"preset {header.preset}"))
     preset.bind(header.command)
     return preset
 
 
-def _planner(preset: TuningPreset, command: str, folder: Path | None) -> Planner | None:
+def _planner(preset: CompletePreset, command: str, folder: Path | None) -> Planner | None:
     subject = preset.subject(command)
     if subject is None:
         return None

@@ -19,7 +19,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
 from zenith_tune.hooks.injection import without_code
-from zenith_tune.presets.base import TuningPreset
+from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.runners.base import parallel_trials
 from zenith_tune.shell import ParsedCommand
@@ -56,7 +56,7 @@ class StudyConfig:
     line: ParsedCommand
     """The user's own command."""
     preset_name: str
-    preset: TuningPreset
+    preset: CompletePreset
     preset_args: Mapping[str, Any] = field(default_factory=dict)
     strategy_name: str
     strategy: TuningStrategy

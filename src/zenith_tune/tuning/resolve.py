@@ -13,6 +13,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
 from zenith_tune.evaluators.json_lines import PREFIX
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
+from zenith_tune.presets.parts import CompletePreset, completed
+from zenith_tune.presets.recognition import arguments_in
 from zenith_tune.presets.space import SEPARATOR
 from zenith_tune.record.reader import recorded_choices
 from zenith_tune.registry import construct, parse_pairs, typed
@@ -86,7 +88,7 @@ def make_strategy(
 
 def _make_preset(
     options: TuneOptions, command: str, args: Mapping[str, Any]
-) -> tuple[str, dict[str, Any], TuningPreset]:
+) -> tuple[str, dict[str, Any], CompletePreset]:
     preset = options.preset
     if options.space:
         if preset not in (None, "space"):
@@ -94,12 +96,12 @@ def _make_preset(
             raise UsageError("--space is a preset of its own", hint=hint)
         preset = "space"
     if isinstance(preset, TuningPreset):
-        return type(preset).__name__, {}, preset
+        return type(preset).__name__, {}, completed(preset)
     name = preset or recognised_preset(command)
     cls = PresetRegistry.get(name)
     # Typed, so that a resumed study may write n_gpus=08 for 8.
-    known = typed(cls, {**cls.arguments_in(command), **args}, f"preset {name}")
-    return name, known, construct(cls, known, f"preset {name}")
+    known = typed(cls, {**arguments_in(name, command), **args}, f"preset {name}")
+    return name, known, completed(construct(cls, known, f"preset {name}"))
 
 
 def _evaluator(options: TuneOptions, preset: TuningPreset, args: Mapping[str, Any]) -> TuningEvaluator:

@@ -10,7 +10,7 @@ from zenith_tune.describe.megatron.model import model_from_args, model_name
 from zenith_tune.describe.model_catalog import catalog_model, known_models
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.megatron_lm.emit import model_options
+from zenith_tune.presets.megatron.emit import model_options
 
 SMALL = "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --vocab-size 1000"
 WITHOUT_OPTION = ("bloom",)

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
+from zenith_tune.presets.shared.accelerate_launch import FILE_NAME
 from zenith_tune.study.parameters import Params, Value
 
 TOP = """\

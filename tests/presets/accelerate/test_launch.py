@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.presets.accelerate.command import Launch, starts_accelerate
+from zenith_tune.presets.accelerate.command import recognises
+from zenith_tune.presets.shared import trial_hook
+from zenith_tune.presets.shared.accelerate_launch import Launch
 from zenith_tune.shell.placeholders import fill_placeholders
 
 FILE = "--config_file {trial_folder}/accelerate_config.yaml"
@@ -50,8 +52,8 @@ def test_the_file_takes_the_place_of_what_it_says(command: str, written: str) ->
     ],
 )
 def test_the_hook_comes_before_what_pythonpath_has(command: str, watched: str) -> None:
-    assert Launch(command).watched() == watched
-    assert Launch(watched).watched() == watched
+    assert trial_hook.watched(command) == watched
+    assert trial_hook.watched(watched) == watched
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_the_shell_gives_the_launcher_both(tmp_path: Path, command: str, inherit
     program = tmp_path / "accelerate"
     program.write_text('#!/bin/sh\nprintf %s "$PYTHONPATH"\n')
     program.chmod(0o755)
-    text = fill_placeholders(Launch(command).watched(), {"trial_folder": "/trial"})[0]
+    text = fill_placeholders(trial_hook.watched(command), {"trial_folder": "/trial"})[0]
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **({"PYTHONPATH": inherited} if inherited else {})}
     done = subprocess.run(["bash", "-uc", text], env=env, capture_output=True, text=True, check=True)
     own = "src" if "src" in command else inherited
@@ -94,14 +96,14 @@ def test_options_are_read_in_every_spelling() -> None:
     "command", ["torchrun t.py", "accelerate config", "python train.py", "bash train.sh", "eval x"]
 )
 def test_other_commands_are_none_of_its(command: str) -> None:
-    assert not starts_accelerate(command)
+    assert not recognises(command)
     with pytest.raises(CommandError):
         Launch(command)
 
 
 def test_variables_of_a_trial_and_its_hook_share_one_env() -> None:
     written = Launch("accelerate launch t.py").written(variables={"A": "1"})
-    both = Launch(written).watched()
+    both = trial_hook.watched(written)
     assert both.startswith("env A=1 PYTHONPATH={trial_folder}/hook") and both.count("env ") == 1
     assert (
         Launch("/usr/bin/env B=2 accelerate launch t.py")
@@ -111,7 +113,7 @@ def test_variables_of_a_trial_and_its_hook_share_one_env() -> None:
 
 
 def test_a_module_is_watched_from_in_front_of_its_interpreter() -> None:
-    watched = Launch("python -u -W ignore -m accelerate.commands.accelerate_cli launch t.py").watched()
+    watched = trial_hook.watched("python -u -W ignore -m accelerate.commands.accelerate_cli launch t.py")
     assert watched.startswith("env PYTHONPATH=") and watched.endswith(
         " python -u -W ignore -m accelerate.commands.accelerate_cli launch t.py"
     )

@@ -11,12 +11,12 @@ import yaml
 
 from tests.presets.accelerate.jobs import DEEPSPEED, FSDP, bound, command, point, write
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.emit import DS_FILE, DS_PATH
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.preset import AcceleratePreset
-from zenith_tune.presets.accelerate.settings import SECTION_OF
 from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.shared.accelerate_launch import FILE_NAME
+from zenith_tune.presets.shared.accelerate_settings import SECTION_OF
 from zenith_tune.study.parameters import Value
 
 KNOWN: dict[str, Any] = {"model": "llama-3-8b", "seq": 2048, "cluster": "h100x16"}

@@ -8,9 +8,9 @@ from tests.mentions import mentions
 from tests.presets.accelerate.jobs import bound, choices, command, config_of, point, write
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.command import FILE_NAME
 from zenith_tune.presets.accelerate.preset import RESULT_CONFIG, AcceleratePreset
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
+from zenith_tune.presets.shared.accelerate_launch import FILE_NAME
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.testing import PresetContract
 

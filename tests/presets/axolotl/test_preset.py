@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.presets.trainer.runs import run
-from zenith_tune.presets.axolotl import AxolotlPreset
+from zenith_tune.presets.axolotl.preset import AxolotlPreset
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.study.parameters import Params
 from zenith_tune.testing import PresetContract

@@ -6,7 +6,7 @@ import pytest
 
 from tests.presets.deepspeed.jobs import PLAIN, bound, write
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed.job import path_in_training_folder
+from zenith_tune.presets.shared.training_files import path_in_training_folder
 
 TRAIN = "deepspeed --num_gpus 4 train.py --deepspeed_config ds.json"
 

@@ -8,7 +8,7 @@ from tests.mentions import mentions
 from tests.presets.deepspeed.jobs import PLAIN, bound, command, write
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.deepspeed.preset import DeepSpeedPreset
-from zenith_tune.presets.launched_gpus import started_gpus
+from zenith_tune.presets.shared.launched_gpus import started_gpus
 
 
 @pytest.mark.parametrize(

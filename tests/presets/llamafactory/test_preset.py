@@ -9,7 +9,7 @@ import yaml
 from tests.presets.trainer.runs import run
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.presets.base import recognised_preset
-from zenith_tune.presets.llamafactory import LlamaFactoryPreset
+from zenith_tune.presets.llamafactory.preset import LlamaFactoryPreset
 from zenith_tune.study.parameters import Params
 from zenith_tune.testing import PresetContract
 

@@ -1,89 +1,87 @@
 from __future__ import annotations
 
-import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.describe.smi_samples import listed, matrix, uniform
 from tests.mentions import mentions
-from tests.presets.points import PLAIN
-from zenith_tune.errors import ModelConfigError, UsageError
-from zenith_tune.layouts.layout import Layout
+from tests.presets.megatron.test_commands import DEEPSEEK_V3, LLAMA3_8B, MIXTRAL, ONE_H200
+from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.model_catalog import load_model
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.megatron.preset import MegatronPreset
-from zenith_tune.study.parameters import CategoricalParameter, Direction, Params
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.registry import construct
+from zenith_tune.strategies.guided.strategy import GuidedStrategy
+from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.testing import PresetContract
+from zenith_tune.tuner import PresetTuner
+
+PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
 
 
-class TestMegatronPreset(PresetContract):
-    def make(self) -> MegatronPreset:
-        return MegatronPreset(n_gpus=8, gbs=16, num_layers=48, num_query_groups=4)
+def bound(command: str, **keywords: int | str) -> MegatronLmPreset:
+    preset = MegatronLmPreset(**keywords)  # type: ignore[arg-type]
+    preset.bind(command)
+    return preset
 
 
-class TestMegatronPresetWithFolding(PresetContract):
-    def make(self) -> MegatronPreset:
-        return MegatronPreset(n_gpus=8, gbs=16, num_layers=48, num_query_groups=4, folding=True)
+class TestMegatronLmPreset(PresetContract):
+    def make(self) -> MegatronLmPreset:
+        return bound(self.command())
 
     def command(self) -> str:
-        return "torchrun --nproc-per-node 8 pretrain_gpt.py --recompute-method block --vit-gradient-checkpointing true"
+        return LLAMA3_8B
 
 
-def test_the_search_space_is_categorical_and_in_the_documented_order() -> None:
-    space = MegatronPreset(n_gpus=8, gbs=16).get_search_space()
-    assert {type(parameter) for parameter in space.values()} == {CategoricalParameter}
-    assert {name: parameter.grid(1) for name, parameter in space.items()} == {
-        "tp": [1, 2, 4, 8],
-        "pp": [1, 2, 4, 8],
-        "cp": [1, 2, 4, 8],
-        "ep": [1, 2, 4, 8],
-        "etp": [1, 2, 4, 8],
-        "mbs": [1, 2, 4, 8],
-        "recompute_granularity": ["full", "selective"],
-        "recompute_method": ["uniform", "block"],
-        "recompute_num_layers": [1, 2, 3, 4],
-        "vit_gradient_checkpointing": ["true", "false"],
-    }
-    assert list(space) == list(PLAIN)
+class TestMegatronLmPresetWithExperts(PresetContract):
+    def make(self) -> MegatronLmPreset:
+        return bound(self.command(), search="default+zero+sequence_parallel")
+
+    def command(self) -> str:
+        return MIXTRAL
+
+
+class TestMegatronLmPresetInAScript(PresetContract):
+    @pytest.fixture(autouse=True)
+    def script(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "train.sh").write_text(f'{ONE_H200} "$@"\n')
+        monkeypatch.chdir(tmp_path)
+
+    def make(self) -> MegatronLmPreset:
+        return bound(self.command())
+
+    def command(self) -> str:
+        return "bash train.sh"
+
+
+class TestMegatronLmPresetWithoutACommand(PresetContract):
+    def make(self) -> MegatronLmPreset:
+        return MegatronLmPreset(n_gpus=8, gbs=128, model="llama3-8b")
+
+    def command(self) -> str:
+        return LLAMA3_8B
 
 
 @pytest.mark.parametrize(
-    ("n_gpus", "mbs_max", "gbs", "sizes", "micro_batches"),
+    "command",
     [
-        (1, 8, 16, [1], [1, 2, 4, 8]),
-        (6, 8, 12, [1, 2, 4], [1, 2, 4]),
-        (16, 6, 48, [1, 2, 4, 8, 16], [1, 2, 4]),
-        (8, 64, 24, [1, 2, 4, 8], [1, 2, 4, 8]),
-        (8, 8, 7, [1, 2, 4, 8], [1]),
-        (8, 1, 16, [1, 2, 4, 8], [1]),
+        LLAMA3_8B,
+        MIXTRAL,
+        "torchrun /opt/Megatron-LM/pretrain_gpt.py",
+        "python -m torch.distributed.run --nproc-per-node 8 pretrain_llama.py",
+        "bash -c 'python pretrain_gpt.py'",
     ],
 )
-def test_sizes_reach_up_to_the_gpus_and_micro_batches_divide_the_batch(
-    n_gpus: int, mbs_max: int, gbs: int, sizes: list[int], micro_batches: list[int]
-) -> None:
-    space = MegatronPreset(n_gpus=n_gpus, mbs_max=mbs_max, gbs=gbs).get_search_space()
-    assert space["tp"].grid(1) == space["etp"].grid(1) == sizes
-    assert space["mbs"].grid(1) == micro_batches
-
-
-@pytest.mark.parametrize("name", ["n_gpus", "gbs", "mbs_max", "num_layers", "num_query_groups"])
-@pytest.mark.parametrize("value", [0, -4])
-def test_a_count_below_one_is_refused_in_one_line(name: str, value: int) -> None:
-    with pytest.raises(UsageError) as caught:
-        MegatronPreset(**{"n_gpus": 8, "gbs": 16, name: value})  # type: ignore[arg-type]
-    assert mentions(caught.value.problem, name, 1, value) and f"{name}=1" in caught.value.hint
-    assert "\n" not in str(caught.value)
-
-
-def test_a_model_that_cannot_be_read_stops_everything(tmp_path: Path) -> None:
-    with pytest.raises(ModelConfigError, match=f"{tmp_path}/none"):
-        MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path / "none"), num_layers=4, num_query_groups=4)
-
-
-def test_gpus_that_are_no_power_of_two_have_a_space_but_no_recommended_strategy() -> None:
-    preset = MegatronPreset(n_gpus=6, gbs=12)
-    assert any(not preset.prune({**PLAIN, "tp": tp}) for tp in (1, 2))
-    with pytest.raises(UsageError, match=r"n_gpus.*\b6\b.*--strategy optuna or grid"):
-        preset.get_recommended_strategy()
+def test_a_pretrain_script_is_recognised_before_the_older_preset_gets_it(command: str) -> None:
+    assert MegatronLmPreset.recognises(command)
+    names = [name for name, _ in PresetRegistry.each_loadable()]
+    assert names.index("megatron-lm") < names.index("megatron")
+    assert PresetTuner(LLAMA3_8B).config.preset_name == "megatron-lm"
 
 
 @pytest.mark.parametrize(
@@ -91,141 +89,217 @@ def test_gpus_that_are_no_power_of_two_have_a_space_but_no_recommended_strategy(
     [
         "megatron sft --model Qwen/Qwen3-8B",
         "NPROC_PER_NODE=8 megatron pt --model x",
-        "cd run && CUDA_VISIBLE_DEVICES=0,1 /opt/env/bin/megatron  rlhf --x 1",
-        "torchrun --nproc-per-node 8 pretrain_gpt.py --bf16",
-        "torchrun /opt/Megatron-LM/pretrain_vlm.py",
-        "bash -c 'python pretrain_t5.py'",
-        "python -m torch.distributed.run swift/cli/_megatron/sft.py --model x",
         "python examples/fake_megatron_train.py --noise",
-    ],
-)
-def test_a_megatron_command_is_recognised(command: str) -> None:
-    assert MegatronPreset.recognises(command)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
+        "torchrun pretrain_t5.py",
+        "torchrun /opt/Megatron-LM/pretrain_vlm.py",
+        "torchrun pretrain_hybrid.py",
+        "bash nowhere.sh",
+        "python train.py",
         "",
-        "bash train.sh",
-        "python train.py --data megatron sftp",
-        "swift sft --model Qwen/Qwen3-8B",
-        "deepspeed train.py --name my_pretrain_gpt",
-        "accelerate launch train.py",
-        "python pretrain.py",
-        "python not_pretrain_gpt.py",
     ],
 )
-def test_another_command_is_not(command: str) -> None:
-    assert not MegatronPreset.recognises(command)
+def test_commands_of_other_presets_are_left_to_them(command: str) -> None:
+    assert not MegatronLmPreset.recognises(command)
+
+
+def test_ms_swift_and_the_fake_trainer_still_go_to_the_older_preset() -> None:
+    for command in ("megatron sft --model x", "python examples/fake_megatron_train.py", "torchrun pretrain_vlm.py"):
+        assert PresetTuner(command, tune_args={"n_gpus": "8", "gbs": "16"}).config.preset_name == "megatron"
+
+
+def test_a_script_that_runs_one_is_recognised(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(LLAMA3_8B)
+    assert MegatronLmPreset.recognises(f"bash {script}")
+    assert MegatronLmPreset.recognises(f"srun -N 1 bash {script}")
+    script.write_text("megatron sft --model x")
+    assert not MegatronLmPreset.recognises(f"bash {script}")
+
+
+def test_the_subject_is_all_that_a_plan_needs() -> None:
+    subject = bound(LLAMA3_8B, cluster="h100x8").subject(LLAMA3_8B)
+    assert (subject.model, subject.cluster) == (load_model("llama3-8b"), load_cluster("h100x8"))
+    assert (subject.job.seq_len, subject.job.framework.name, subject.job.precision) == (8192, "megatron", "bf16")
+    assert MegatronLmPreset(cluster="h100x8").subject(LLAMA3_8B) == subject
+
+
+def test_a_vocabulary_that_only_the_tokenizer_has_is_looked_up_by_its_name() -> None:
+    model = bound(DEEPSEEK_V3, cluster="h100x256").subject(DEEPSEEK_V3).model
+    assert model == load_model("deepseek-v3")
+
+
+def test_one_that_nobody_knows_is_asked_for_in_one_line(tmp_path: Path) -> None:
+    command = LLAMA3_8B.replace("--vocab-size 128256", f"--tokenizer-model {tmp_path}/tokenizer.model")
+    with pytest.raises(UsageError) as caught:
+        bound(command, cluster="h100x8").subject(command)
+    assert mentions(caught.value.problem, "megatron-lm", "tokenizer")
+    assert mentions(caught.value.hint, "--args vocab=128256")
+    assert bound(command, cluster="h100x8", vocab=32_000).subject(command).model.name == "mistral-7b"
+
+
+def install_machine(folder: Path, gpu: str, count: int) -> None:
+    (folder / "gpus").write_text(listed(gpu, count))
+    (folder / "links").write_text(matrix(uniform(count, "NV18")))
+    smi = folder / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\ncd '{folder}'; if [ \"$1\" = -L ]; then cat gpus; else cat links; fi\n")
+    smi.chmod(0o755)
+
+
+def test_the_cluster_is_this_machine_with_the_gpus_that_the_command_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_machine(tmp_path, "NVIDIA H200", 8)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    cluster = bound(ONE_H200).subject(ONE_H200).cluster
+    assert (cluster.name, cluster.num_gpus, cluster.gpus_per_node) == ("h200x1", 1, 8)
+    several = MIXTRAL.replace("$RANK", "0").replace("${TOKENIZER}", "x")
+    assert bound(several).subject(several).cluster.num_nodes == 8
+
+
+def test_a_cluster_that_is_unknown_or_too_small_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        bound(LLAMA3_8B).subject(LLAMA3_8B)
+    assert "nvidia-smi" in caught.value.problem and "--args cluster=h100x8" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        bound(LLAMA3_8B, cluster="h100x4").subject(LLAMA3_8B)
+    assert "8 GPUs" in caught.value.problem and "h100x4" in caught.value.problem
+    assert "--args cluster=h100x8" in caught.value.hint
+
+
+def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    small = [
+        ("llama-like 1.5B", "16 layers", "hidden 2048", 4096, "batch 16", "1 GPU", "bf16", "no Transformer Engine"),
+        ("PYTHONPATH", "0.20"),
+        ("mbs, recompute",),
+        ("levers", "loss_fusion"),
+    ]
+    mixture = [
+        ("mixtral-8x7b", "32 layers", "hidden 4096", "8 experts", 4096, "batch 256", "64 GPUs", "bf16"),
+        ("PYTHONPATH", "0.20"),
+        ("tp, pp, vp, ep, etp, mbs, recompute",),
+        ("--log-interval 1",),
+        ("--moe-router-force-load-balancing", "routing=as-is"),
+        ("--rampup-batch-size",),
+        ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
+        ("levers", "overlap", "permute_fusion", "--allow"),
+    ]
+    for notes, named in (
+        (bound(ONE_H200).notes(ONE_H200), small),
+        (bound(f"{MIXTRAL} --rampup-batch-size 32 32 1000").notes(MIXTRAL), mixture),
+    ):
+        assert [mentions(note, *parts) for note, parts in zip(notes, named, strict=True)] == [True] * len(named), notes
+
+
+def test_notes_name_the_script_and_what_it_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f'ARGS=(--seed 1)\nwhile read -r line; do ARGS+=($line); done < more\n{ONE_H200} ${{ARGS[@]}} "$@"\n'
+    Path("train.sh").write_text(text)
+    notes = bound("bash train.sh").notes("bash train.sh")
+    assert mentions(notes[0], "train.sh", "llama-like 1.5B")
+    assert any(mentions(note, "train.sh", "ARGS") for note in notes[1:])
 
 
 @pytest.mark.parametrize(
     ("change", "label"),
     [
-        ({}, "mbs1 full"),
-        ({"tp": 4, "ep": 2, "mbs": 2, "recompute_granularity": "selective"}, "TP4 EP2 mbs2 selective"),
-        ({"pp": 2, "cp": 2, "etp": 2}, "PP2 CP2 ETP2 mbs1 full"),
-        ({"recompute_method": "block", "recompute_num_layers": 3}, "mbs1 full block layers3"),
-        ({"tp": 8, "vit_gradient_checkpointing": "false"}, "TP8 mbs1 full vit off"),
+        ({}, "mbs1"),
+        ({"tp": 4, "pp": 2, "vp": 4, "mbs": 2, "recompute": "full/block5"}, "TP4 PP2 VP4 mbs2 full/block5"),
+        ({"cp": 2, "ep": 8, "etp": 2, "recompute": "selective"}, "CP2 EP8 ETP2 mbs1 selective"),
+        ({"zero": 1, "sequence_parallel": False}, "Z1 mbs1"),
+        ({"tp": 2, "sequence_parallel": False}, "TP2 mbs1 no SP"),
+        ({"overlap": "none", "tp_overlap": False, "ep_overlap": False}, "mbs1"),
+        (
+            {"overlap": "params", "tp_overlap": True, "ep_overlap": True, "recompute": "selective/moe_act"},
+            "mbs1 selective/moe_act overlap params TP overlap EP overlap",
+        ),
     ],
 )
-def test_a_label_says_what_is_not_one_or_usual(change: Params, label: str) -> None:
-    assert MegatronPreset(n_gpus=8, gbs=16).label({**PLAIN, **change}) == label
+def test_a_label_says_what_is_not_one_or_none(change: Params, label: str) -> None:
+    assert MegatronLmPreset(n_gpus=8, gbs=16).label({**PLAIN, **change}) == label
 
 
-def test_any_two_points_have_different_labels() -> None:
-    preset = MegatronPreset(n_gpus=4, gbs=16)
+def test_different_points_have_different_labels() -> None:
+    preset = bound(MIXTRAL)
+    points = list(preset.points())
+    assert len({preset.label(point) for point in points}) == len(points)
+
+
+def test_the_guided_strategy_and_megatrons_evaluator_are_recommended() -> None:
+    preset = bound(LLAMA3_8B)
+    assert isinstance(preset.get_recommended_strategy(), GuidedStrategy)
+    evaluator = preset.evaluator()
+    assert isinstance(evaluator, MegatronEvaluator)
+    assert (evaluator.gbs, evaluator.direction) == (128, Direction.MAXIMIZE)
+
+
+def test_before_a_command_is_known_the_keywords_make_the_space() -> None:
+    preset = MegatronLmPreset(n_gpus=6, gbs=12)
     space = preset.get_search_space()
-    points = [{**PLAIN, name: value} for name, parameter in space.items() for value in parameter.grid(1)]
-    assert len({preset.label(point) for point in points}) == len({tuple(point.values()) for point in points})
+    assert (space["tp"].grid(1), space["mbs"].grid(1)) == ([1, 2, 3, 6], [1, 2, 3, 4, 6, 12])
+    assert mentions(preset.explain({**PLAIN, "tp": 3, "pp": 6}), "n_gpus", "tp*pp*cp", 6, 18)
+    assert mentions(preset.explain({**PLAIN, "mbs": 4}), "gbs", "dp*mbs", 12, 24)
+    for missing, keywords in (("n_gpus", {"gbs": 8}), ("gbs", {"n_gpus": 8})):
+        with pytest.raises(UsageError, match=rf"\b{missing} .*\b{missing}=8\b"):
+            MegatronLmPreset(**keywords).get_search_space()  # type: ignore[arg-type]
 
 
-def test_a_points_layout_counts_experts_beside_the_dense_ranks() -> None:
-    preset = MegatronPreset(n_gpus=8, gbs=16, folding=True)
-    layout = preset.layout({**PLAIN, "tp": 4, "ep": 8, "mbs": 2})
-    recompute = {"recompute": "full/uniform", "recompute_layers": 1}
-    assert layout == Layout(num_gpus=8, tp=4, ep=8, micro_batch=2, global_batch=16, **recompute)  # type: ignore[arg-type]
-    assert (layout.dp, layout.edp, layout.num_micro_batches) == (2, 1, 4)
+@pytest.mark.parametrize("name", ["n_gpus", "gbs", "vocab", "mbs_max", "tp_max"])
+def test_a_count_below_one_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"\b{name} .*\b1\b.*\b0\b.*\b{name}=1\b"):
+        MegatronLmPreset(**{name: 0})  # type: ignore[arg-type]
 
 
-def test_a_mixture_of_experts_without_folding_is_noted_in_one_line(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    [note] = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft")
-    assert mentions(note, 128, "folding=true")
-    assert "\n" not in note
-    assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path), folding=True).notes("megatron sft") == []
-    assert MegatronPreset(n_gpus=8, gbs=16).notes("megatron sft") == []
+def test_an_unknown_axis_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(UnknownNameError, match=r"search 'dp'"):
+        MegatronLmPreset(search="tp+dp")
 
 
-def test_a_dense_model_gets_no_expert_parallelism_and_one_note_of_it(tmp_path: Path) -> None:
-    config = {"num_hidden_layers": 48, "num_attention_heads": 32}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    preset = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path))
-    assert len(preset.notes("megatron sft")) == 1
-    assert {(point["ep"], point["etp"]) for point in preset.points()} == {(1, 1)}
+def test_arguments_come_as_text_from_the_command_line() -> None:
+    preset = construct(MegatronLmPreset, {"n_gpus": "8", "gbs": "64", "search": "tp+mbs", "tp_max": "4"}, "preset")
+    assert preset.get_search_space()["tp"].grid(1) == [1, 2, 4]
+    assert PresetRegistry.get("megatron-lm") is MegatronLmPreset
 
 
-@pytest.mark.parametrize(
-    ("command", "is_dense"),
-    [
-        ("torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048", True),
-        ("torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --num-experts 8", False),
-        ("torchrun pretrain_gpt.py --use-checkpoint-args", False),
-        ("bash train.sh", False),
-    ],
-)
-def test_a_command_that_describes_a_dense_model_gets_no_expert_parallelism(command: str, is_dense: bool) -> None:
-    preset = MegatronPreset(n_gpus=8, gbs=16)
-    num_notes = len(preset.notes(command))
-    preset.bind(command)
-    assert len(preset.notes(command)) - num_notes == is_dense
-    assert preset.prune({**PLAIN, "tp": 2, "ep": 2}) is is_dense
+def test_a_planned_layout_is_that_of_the_point() -> None:
+    preset = bound(LLAMA3_8B)
+    for point in list(preset.points())[::50]:
+        layout = preset.planned_layout(LLAMA3_8B, point)
+        assert layout == preset.layout(point)
+        assert (layout.zero, layout.flash_attention, layout.sequence_parallel) == (1, True, layout.tp > 1)
+        assert replace(layout, micro_batch=1).global_batch == 128
 
 
-def test_the_evaluator_reads_megatrons_throughput() -> None:
-    evaluator = MegatronPreset(n_gpus=8, gbs=16).evaluator()
-    assert evaluator.direction is Direction.MAXIMIZE
-    assert "gbs 16" in evaluator.describe()
+FAKE_PRETRAIN = """
+import argparse
+parser = argparse.ArgumentParser()
+for name in ("--tensor-model-parallel-size", "--micro-batch-size", "--global-batch-size"):
+    parser.add_argument(name, type=int)
+args, _ = parser.parse_known_args()
+ms = 1000.0 * args.tensor_model_parallel_size / args.micro_batch_size
+line = " iteration {0}/ 5 | elapsed time per iteration (ms): {1} | global batch size: {2} |"
+for step in range(1, 6):
+    print(line.format(step, ms, args.global_batch_size))
+"""
 
 
-def test_the_preset_is_registered() -> None:
-    assert PresetRegistry.get("megatron") is MegatronPreset
+@pytest.mark.slow
+def test_a_study_of_a_command_needs_no_arguments_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pretrain_gpt.py").write_text(FAKE_PRETRAIN)
+    command = LLAMA3_8B.replace("torchrun --nproc_per_node 8 --nnodes 1", f"WORLD_SIZE=8 {sys.executable}")
+    tuner = PresetTuner(command, strategy="grid", tune_args={"search": "tp+mbs", "mbs_max": "2"})
+    value, params = tuner.optimize()
+    assert params is not None and (params["tp"], params["mbs"]) == (1, 2)
+    assert value == pytest.approx(128 * 8192 / 0.5)  # tokens per second
 
 
-def test_megatrons_own_scripts_get_the_sizes_of_folding() -> None:
-    [note] = MegatronPreset(n_gpus=8, gbs=16).notes("torchrun --nproc-per-node 8 pretrain_gpt.py")
-    assert "folding=true" in note
-    assert MegatronPreset(n_gpus=8, gbs=16, folding=True).notes("torchrun pretrain_gpt.py") == []
-
-
-def test_the_own_point_is_read_from_options_and_defaults() -> None:
-    preset = MegatronPreset(n_gpus=8, gbs=16)
-    own = preset.own_point(
-        "python fake_megatron_train.py --tensor-model-parallel-size 2 --recompute_granularity selective"
-    )
-    assert own is not None
-    assert (own["tp"], own["ep"], own["mbs"], own["recompute_granularity"]) == (2, 1, 1, "selective")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "bash train.sh",
-        "python fake_megatron_train.py --global-batch-size 32",
-        "python fake_megatron_train.py --micro-batch-size $MBS",
-        "python fake_megatron_train.py --tensor-model-parallel-size {tp}",
-        "python fake_megatron_train.py --recompute-granularity none",
-        "python pretrain_gpt.py --micro-batch-size 1 --global-batch-size 16",
-    ],
-)
-def test_a_command_that_is_no_point_or_does_not_tell_has_no_own_point(command: str) -> None:
-    assert MegatronPreset(n_gpus=8, gbs=16).own_point(command) is None
-
-
-def test_sequence_parallelism_that_a_trial_adds_makes_it_another_run() -> None:
-    preset = MegatronPreset(n_gpus=8, gbs=16, folding=True)
-    command = "megatron sft --tensor_model_parallel_size 2 --vit_gradient_checkpointing true"
-    assert preset.own_point(command) is None
-    assert preset.own_point(f"{command} --sequence_parallel true") is not None
+def test_a_strategy_hears_of_model_and_layouts() -> None:
+    job = PresetTuner(LLAMA3_8B, tune_args={"cluster": "h100x8"}).tuned_job()
+    assert job.subject is not None and job.subject.model.name == "llama3-8b"
+    points = list(job.points())
+    assert len(points) > 100 and job.layout(points[0]) is not None

@@ -1,189 +1,164 @@
-"""The rules, stated a second time in the plainest way and compared over whole search spaces."""
+"""Rules that changed from release to release, each with a tree that has it and one that has not."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
+from tests.describe.megatron.test_version import write_tree
 from tests.mentions import mentions
-from tests.presets.points import PLAIN
-from zenith_tune.presets.megatron.preset import MegatronPreset
-from zenith_tune.study.parameters import Params
+from zenith_tune.describe.megatron.version import NEWEST, read_version
+from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.version import VersionFeatures
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.study.parameters import Params, Value
+
+DENSE = "--hidden-size 512 --num-attention-heads 16 --group-query-attention --num-query-groups 2"
+EXPERTS = "--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall"
+PLAIN: Params = {"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 1, "mbs": 1, "recompute": "none"}
 
 
-class Model(NamedTuple):
-    layers: int
-    groups: int
-    heads: int
-    experts: int | None
-    vision: bool
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
 
 
-class Point(NamedTuple):
-    tp: int
-    pp: int
-    cp: int
-    ep: int
-    etp: int
-    mbs: int
-    granularity: str
-    method: str
-    num_layers: int
-    vit: str
+def command(minor: int, options: str, layers: int) -> str:
+    job = "--seq-length 128 --vocab-size 1000 --bf16 --global-batch-size 32 --micro-batch-size 1 --log-interval 1"
+    job += " --use-distributed-optimizer"
+    return f"torchrun --nproc-per-node 8 m{minor}/pretrain_gpt.py --num-layers {layers} {DENSE} {job} {options}"
 
 
-DENSE = Model(layers=30, groups=4, heads=12, experts=None, vision=False)
-MIXTURE = Model(layers=48, groups=4, heads=32, experts=6, vision=False)
-VISION = Model(layers=12, groups=6, heads=24, experts=None, vision=True)
-VISION_MIXTURE = Model(layers=24, groups=2, heads=16, experts=128, vision=True)
+class Tuned:
+    """Bind the preset to a command that uses a tree of a version, which is written first."""
 
+    def __init__(self, minor: int, options: str = "", *, layers: int = 16, search: str = "default+cp") -> None:
+        folder = Path(f"m{minor}")
+        if not folder.exists():
+            write_tree(folder, minor=minor)
+        self.command = command(minor, options, layers)
+        self.preset = MegatronLmPreset(cluster="h100x8", search=search)
+        self.preset.bind(self.command)
 
-def points_of(preset: MegatronPreset) -> Iterator[tuple[Params, Point]]:
-    space = preset.get_search_space()
-    for values in itertools.product(*(parameter.grid(1) for parameter in space.values())):
-        yield dict(zip(space, values, strict=True)), Point(*values)  # type: ignore[arg-type]
+    def explain(self, **change: Value) -> str | None:
+        return self.preset.explain({**PLAIN, **change})
 
-
-def preset_for(folder: Path, model: Model | None, **args: Any) -> MegatronPreset:
-    if model is None:
-        return MegatronPreset(**args)
-    config: dict[str, Any] = {
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.groups,
-        "num_experts": model.experts,
-    }
-    if model.vision:
-        config = {"text_config": config, "vision_config": {"depth": 2}}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return MegatronPreset(model=str(folder), **args)
-
-
-def documented(at: Point, n_gpus: int, gbs: int, model: Model | None) -> bool:
-    total = at.tp * at.pp * at.cp * at.ep * at.etp
-    if n_gpus % total != 0:
-        return False
-    if gbs % (n_gpus // total * at.mbs) != 0:
-        return False
-    if at.etp > at.tp:
-        return False
-    if model is None:
-        return True
-    if model.groups % at.tp != 0 or model.layers % at.pp != 0:
-        return False
-    if (model.layers // at.pp) % at.num_layers != 0:
-        return False
-    if model.experts is None and (at.ep, at.etp) != (1, 1):
-        return False
-    return not (model.vision and (at.granularity == "selective" or at.method == "block"))
-
-
-def folded(at: Point, n_gpus: int, gbs: int, model: Model | None) -> bool:
-    if n_gpus % (at.tp * at.pp * at.cp) != 0 or n_gpus % (at.etp * at.ep * at.pp) != 0:
-        return False
-    data_parallel = n_gpus // (at.tp * at.pp * at.cp)
-    if gbs % (data_parallel * at.mbs) != 0:
-        return False
-    if at.granularity == "selective" and (at.method, at.num_layers) != ("uniform", 1):
-        return False
-    if model is None:
-        return True
-    if model.groups % at.tp != 0 and at.tp % model.groups != 0:
-        return False
-    if model.heads % at.tp != 0 or model.layers % at.pp != 0:
-        return False
-    if at.ep > 1 and (model.experts is None or model.experts % at.ep != 0):
-        return False
-    if model.experts is None and at.etp > 1:
-        return False
-    return not (model.vision and (at.granularity == "selective" or at.method == "block"))
-
-
-@pytest.mark.parametrize("folding", [False, True])
-@pytest.mark.parametrize(
-    ("n_gpus", "gbs", "mbs_max", "model"),
-    [
-        (1, 1, 8, None),
-        (1, 7, 8, VISION),
-        (4, 8, 8, None),
-        pytest.param(6, 12, 8, DENSE, marks=pytest.mark.slow),
-        pytest.param(8, 16, 2, DENSE, marks=pytest.mark.slow),
-        (8, 24, 1, MIXTURE),
-        pytest.param(12, 12, 1, VISION, marks=pytest.mark.slow),
-        pytest.param(16, 16, 1, VISION_MIXTURE, marks=pytest.mark.slow),
-    ],
-)
-def test_what_is_pruned_is_what_the_rules_say_over_the_whole_space(
-    tmp_path: Path, n_gpus: int, gbs: int, mbs_max: int, model: Model | None, folding: bool
-) -> None:
-    preset = preset_for(tmp_path, model, n_gpus=n_gpus, gbs=gbs, mbs_max=mbs_max, folding=folding)
-    rule = folded if folding else documented
-    num_kept = 0
-    for params, at in points_of(preset):
-        reason = preset.explain(params)
-        assert (reason is None) == rule(at, n_gpus, gbs, model), (params, reason)
-        assert preset.prune(params) is (reason is not None)
-        assert reason is None or (reason.strip() and "\n" not in reason)
-        num_kept += reason is None
-    assert num_kept > 0
-
-
-LEGAL: Params = {**PLAIN, "tp": 2}
+    def written(self, **change: Value) -> ParsedCommand:
+        return ParsedCommand.of(self.preset.apply_parameters(self.command, {**PLAIN, **change}))
 
 
 @pytest.mark.parametrize(
-    ("folding", "model", "change", "named"),
+    ("first", "change", "options", "layers", "named"),
     [
-        (False, None, {"tp": 8, "pp": 2}, ("n_gpus", "tp*pp*cp*ep*etp", 8, 16)),
-        (False, None, {"mbs": 8}, ("gbs", "dp*mbs", 16, 32)),
-        (False, None, {"etp": 4}, ("etp", "tp", 4, 2)),
-        (False, DENSE, {"tp": 8}, ("num_query_groups", "tp", 4, 8)),
-        (False, DENSE, {"pp": 4}, ("num_layers", "pp", 30, 4)),
-        (False, DENSE, {"recompute_num_layers": 4}, ("recompute_num_layers", "num_layers/pp", 30, 4)),
-        (False, VISION, {"recompute_granularity": "selective"}, ("recompute_granularity", "full")),
-        (False, VISION, {"recompute_method": "block"}, ("recompute_method", "uniform")),
-        (True, None, {"tp": 8, "cp": 2}, ("n_gpus", "tp*pp*cp", 8, 16)),
-        (True, None, {"ep": 4, "etp": 4}, ("n_gpus", "etp*ep*pp", 8, 16)),
-        (True, None, {"ep": 4, "mbs": 8}, ("gbs", "dp*mbs", 16, 32)),
-        (True, VISION, {"tp": 4}, ("num_query_groups", "tp", 6, 4)),
-        (True, DENSE, {"tp": 8}, ("num_attention_heads", "tp", 12, 8)),
-        (True, DENSE, {"pp": 4}, ("num_layers", "pp", 30, 4)),
-        (True, DENSE, {"ep": 2}, ("ep", 1, 2)),
-        (True, MIXTURE, {"ep": 4}, ("num_experts", "ep", 6, 4)),
-        (True, VISION, {"recompute_granularity": "selective"}, ("recompute_granularity", "full")),
-        (True, VISION, {"recompute_method": "block"}, ("recompute_method", "uniform")),
-        (True, None, {"recompute_granularity": "selective", "recompute_method": "block"}, ("same",)),
+        (16, {"tp": 4}, "", 16, ("tp 4", 2)),
+        (13, {"pp": 8}, "", 18, ("18 layers", "8*1")),
+        (11, {"pp": 8}, "", 14, ("14 layers", "8*1", "embedding")),
+        (12, {"pp": 8}, EXPERTS, 14, ("14 layers", "8*1", "embedding")),
+        (10, {"tp": 2, "etp": 1}, EXPERTS, 16, ("etp 1", "tp 2")),
+        (10, {"pp": 2, "cp": 2, "ep": 4}, EXPERTS, 16, ("ep 4", "dp 2")),
+        (8, {"cp": 2, "ep": 2}, EXPERTS, 16, ("ep", "cp", 1)),
     ],
 )
-def test_every_rule_has_its_own_reason(
-    tmp_path: Path, folding: bool, model: Model | None, change: Params, named: tuple[object, ...]
+def test_what_a_release_brought_is_pruned_before_it(
+    first: int, change: Params, options: str, layers: int, named: tuple[object, ...]
 ) -> None:
-    preset = preset_for(tmp_path, model, n_gpus=8, gbs=16, folding=folding)
-    assert preset.explain(LEGAL) is None
-    assert mentions(preset.explain({**LEGAL, **change}), *named)
+    reason = Tuned(first - 1, options, layers=layers).explain(**change)
+    assert mentions(reason, f"Megatron 0.{first}", f"0.{first - 1}.0", *named)
+    assert Tuned(first, options, layers=layers).explain(**change) is None
 
 
-def test_experts_over_the_ranks_of_tensor_parallelism_are_legal_with_folding_only() -> None:
-    folding = MegatronPreset(n_gpus=8, gbs=16, folding=True)
-    plain = MegatronPreset(n_gpus=8, gbs=16)
-    assert not folding.prune({**LEGAL, "tp": 4, "ep": 8})
-    assert plain.prune({**LEGAL, "tp": 4, "ep": 8})
-    assert folding.prune({**LEGAL, "tp": 4, "ep": 4, "etp": 4})
+def test_sizes_that_a_version_refuses_are_no_choices() -> None:
+    assert Tuned(15).preset.get_search_space()["tp"].grid(1) == [1, 2]
+    assert Tuned(16).preset.get_search_space()["tp"].grid(1) == [1, 2, 4, 8]
+    assert Tuned(12, layers=18).preset.get_search_space()["pp"].grid(1) == [1, 2, 4]
+    assert Tuned(13, layers=18).preset.get_search_space()["pp"].grid(1) == [1, 2, 4, 8]
 
 
-def test_explicit_numbers_win_over_the_config(tmp_path: Path) -> None:
-    preset = preset_for(tmp_path, DENSE, n_gpus=8, gbs=16, num_layers=32, num_query_groups=8)
-    assert preset.explain({**LEGAL, "tp": 8, "recompute_num_layers": 4}) is None
-    assert preset.explain({**LEGAL, "pp": 4}) is None
+def test_chunks_are_written_in_the_way_that_the_version_knows() -> None:
+    older, newer = (Tuned(minor).written(pp=2, vp=4) for minor in (10, 11))
+    assert older.get("--num-layers-per-virtual-pipeline-stage") == "2"
+    assert not older.has("--num-virtual-stages-per-pipeline-rank")
+    assert newer.get("--num-virtual-stages-per-pipeline-rank") == "4"
+    assert not newer.has("--num-layers-per-virtual-pipeline-stage")
 
 
-def test_explicit_numbers_are_enough_without_a_model() -> None:
-    preset = MegatronPreset(n_gpus=8, gbs=16, num_layers=30, num_query_groups=4)
-    assert mentions(preset.explain({**LEGAL, "pp": 4}), "num_layers", "pp", 30, 4)
-    assert mentions(preset.explain({**LEGAL, "tp": 8}), "num_query_groups", "tp", 4, 8)
-    assert preset.explain({**LEGAL, "tp": 4, "ep": 2, "recompute_granularity": "selective"}) is None
+def test_the_experts_tensor_size_is_written_where_the_version_knows_it() -> None:
+    older, newer = (Tuned(minor, EXPERTS).written(tp=2, etp=2, ep=2) for minor in (9, 10))
+    assert older.get("--expert-model-parallel-size") == newer.get("--expert-model-parallel-size") == "2"
+    assert not older.has("--expert-tensor-parallel-size")
+    assert newer.get("--expert-tensor-parallel-size") == "2"
+
+
+def test_modules_are_tried_where_the_version_knows_them() -> None:
+    options = f"{EXPERTS} --moe-shared-expert-intermediate-size 64"
+    modules = {}
+    for minor in (11, 12, 13, 14):
+        kinds = Tuned(minor, options, search="modules").preset.get_search_space()["recompute"].grid(1)
+        modules[minor] = [kind for kind in map(str, kinds) if kind.startswith("selective/")]
+    assert modules[11] == []
+    assert modules[12] == modules[13] == ["selective/moe", "selective/layernorm"]
+    assert modules[14] == ["selective/moe", "selective/shared_experts", "selective/layernorm"]
+
+
+def test_the_overlap_of_experts_is_tried_where_the_version_knows_it() -> None:
+    older, newer = (Tuned(minor, EXPERTS, search="ep+ep_overlap").preset.get_search_space() for minor in (13, 14))
+    assert older["ep_overlap"].grid(1) == [False]
+    assert newer["ep_overlap"].grid(1) == [False, True]
+
+
+@pytest.mark.parametrize(("minor", "is_refused"), [(15, False), (16, True), (17, True), (18, False)])
+def test_multi_token_prediction_is_overlapped_in_a_pipeline_alone_by_some_releases(
+    minor: int, is_refused: bool
+) -> None:
+    tuned = Tuned(minor, f"{EXPERTS} --mtp-num-layers 1", search="default+ep_overlap")
+    reason = tuned.explain(ep=2, ep_overlap=True)
+    assert (reason is not None) == is_refused
+    assert not is_refused or mentions(reason, "ep_overlap", "pp", f"Megatron 0.{minor}")
+    assert tuned.explain(ep=2, pp=2, vp=2, ep_overlap=True) is None
+
+
+def test_points_of_every_version_are_some_and_hold_its_rules() -> None:
+    for minor in (7, 9, 10, 12, 15, 20):
+        tuned = Tuned(minor, EXPERTS, layers=14)
+        points = list(tuned.preset.points())
+        assert points and all(tuned.preset.explain(point) is None for point in points)
+
+
+def test_the_commands_own_split_is_left_to_the_user() -> None:
+    tuned = Tuned(12, "--pipeline-model-parallel-size 8 --decoder-first-pipeline-num-layers 4", layers=18)
+    assert tuned.explain(pp=8) is None
+
+
+def notes(minor: int, **version: int | str) -> str:
+    write_tree(Path(f"m{minor}"), minor=minor, **version)  # type: ignore[arg-type]
+    return Tuned(minor).preset.notes(command(minor, "", 16))[1]
+
+
+def test_a_note_names_the_version_and_its_tree(here: Path) -> None:
+    note = notes(16, patch=1)
+    assert mentions(note, "Megatron 0.16.1", f"{here}/m16") and "warning" not in note
+
+
+@pytest.mark.parametrize(("minor", "is_balanced"), [(12, False), (13, True), (20, True)])
+def test_routing_is_balanced_by_releases_that_have_the_option(minor: int, is_balanced: bool) -> None:
+    experts = "--num-experts 8 --disable-bias-linear --moe-token-dispatcher-type alltoall"
+    found = Tuned(minor, experts)
+    assert ("--moe-router-force-load-balancing" in found.preset.trial_command(found.command)) == is_balanced
+
+
+def test_a_version_that_is_not_known_is_taken_for_the_newest_with_a_warning(here: Path) -> None:
+    assert mentions(notes(21), "warning", "Megatron 0.21.0", f"{here}/m21", "0.20")
+    assert Tuned(21).explain(tp=4) is None
+    assert VersionFeatures(read_version(Path("m21"))).release == VersionFeatures(None).release == NEWEST
+    assert mentions(notes(6), "warning", "Megatron 0.6.0", f"{here}/m6", "0.7")
+
+
+def test_without_a_tree_the_newest_rules_are_taken() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(command(20, "", 18))
+    assert preset.explain({**PLAIN, "tp": 4, "pp": 2}) is None
+    assert preset.explain({**PLAIN, "pp": 8}) is None

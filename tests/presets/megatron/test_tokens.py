@@ -8,8 +8,8 @@ from tests.data_folder import measured_data
 from tests.evaluators.iteration_logs import log_of
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.megatron.documented.preset import MegatronPreset
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator, sequence_in_command, sequence_in_log
-from zenith_tune.presets.megatron.preset import MegatronPreset
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import TrialLog
 

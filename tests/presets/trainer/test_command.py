@@ -7,7 +7,8 @@ import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
-from zenith_tune.presets.trainer.command import argument_file, option_values, watched, with_file, with_options
+from zenith_tune.presets.shared.trial_hook import watched
+from zenith_tune.presets.trainer.command import argument_file, option_values, with_file, with_options
 from zenith_tune.presets.trainer.preset import TrainerPreset
 
 NO_TRAINER = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --output_dir out --num_train_epochs 1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zenith_tune import JobSpec, load_cluster, load_framework, load_model
-from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
+from zenith_tune.describe.deepspeed_config import DsConfig
 from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
 
 

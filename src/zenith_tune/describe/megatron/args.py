@@ -48,7 +48,7 @@ class MegatronArgs:
         return cls(ParsedCommand.from_argv(["python", "pretrain_gpt.py", *arguments]))
 
     def has(self, option: str) -> bool:
-        """Tell whether the option is there."""
+        """Return whether the option is there."""
         return self.line.has(option)
 
     def first(self, *options: str) -> str | None:
@@ -92,7 +92,7 @@ def job_from_args(args: MegatronArgs) -> JobSpec:
     """
     seq_len = args.count("--seq-length") or args.count("--encoder-seq-length")
     if not seq_len:
-        raise UsageError("the command must tell the sequence length, but has no --seq-length", hint="add it")
+        raise UsageError("the command must give the sequence length, but has no --seq-length", hint="add it")
     return JobSpec(
         seq_len=seq_len,
         framework=load_framework(LOCAL if is_local(args) else "megatron"),
@@ -103,12 +103,12 @@ def job_from_args(args: MegatronArgs) -> JobSpec:
 
 
 def is_local(args: MegatronArgs) -> bool:
-    """Tell whether Megatron runs without Transformer Engine."""
+    """Return whether Megatron runs without Transformer Engine."""
     return args.text("--transformer-impl") == "local"
 
 
 def has_flash_attention(args: MegatronArgs) -> bool:
-    """Tell whether attention is fused; without Transformer Engine, Megatron's own is not."""
+    """Return whether attention is fused; without Transformer Engine, Megatron's own is not."""
     return not is_local(args) and args.text("--attention-backend") not in UNFUSED
 
 

@@ -176,7 +176,7 @@ def _needed(args: MegatronArgs, hint: str) -> tuple[int, int, int]:
     if layers and hidden and heads:
         return layers, hidden, heads
     missing = [option for option, value in zip(NEEDED, (layers, hidden, heads), strict=True) if not value]
-    raise UsageError(f"the command must tell the model's shape, but has no {', '.join(missing)}", hint=hint)
+    raise UsageError(f"the command must give the model's shape, but has no {', '.join(missing)}", hint=hint)
 
 
 def _default_ffn(hidden: int, *, swiglu: bool) -> int:

@@ -24,7 +24,7 @@ _PRE_RELEASE = re.compile(r"^PRE_RELEASE\b[^=\n]*=[ \t]*['\"]([A-Za-z0-9]{1,20})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronVersion:
-    """Hold a version and the folder in which it was found."""
+    """A version, and the folder in which it was found."""
 
     major: int
     minor: int
@@ -34,12 +34,12 @@ class MegatronVersion:
 
     @property
     def name(self) -> str:
-        """Return the version as Megatron writes it."""
+        """The version as Megatron writes it."""
         return f"{self.major}.{self.minor}.{self.patch}{self.pre_release}"
 
     @property
     def release(self) -> Release:
-        """Return the release whose rules hold: what comes before a release may lack what is new in it.
+        """The release whose rules hold: what comes before a release may lack what is new in it.
 
         >>> MegatronVersion(major=0, minor=16, patch=0, pre_release="rc0", folder=Path("x")).release
         (0, 15)
@@ -57,7 +57,7 @@ def find_version(folders: Iterable[Path]) -> MegatronVersion | None:
 
 
 def _has_core(folder: Path) -> bool:
-    """Tell whether Python would import megatron.core from here; a folder without files is no package to it."""
+    """Return whether Python would import megatron.core from here; a folder without files is no package to it."""
     try:
         return any(os.path.lexists(folder / name) for name in (PACKAGE_INFO, PACKAGE_INFO.with_name("__init__.py")))
     except ValueError:
@@ -97,7 +97,7 @@ def _folders(run: ProgramRun, environment: Mapping[str, str]) -> Iterator[Path]:
         yield from (entry for entry in entries if entry is not None)
     python = next((part for part in run.launcher if PYTHONS.fullmatch(part.rpartition("/")[2])), None)
     if python is not None and (start := _started(python, run, environment)) is not None:
-        # A link to another Python is not followed: an environment's packages are beside the link.
+        # A link to another Python is not followed: an environment's packages are next to the link.
         for packages in PACKAGES:
             yield from sorted(start.parent.parent.glob(f"lib/python3*/{packages}"))
 

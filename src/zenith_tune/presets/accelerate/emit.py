@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from zenith_tune.describe.deepspeed_config import OFF
 from zenith_tune.errors import UsageError
 from zenith_tune.hooks.injection import hook_files
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
-from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, Launch
-from zenith_tune.presets.accelerate.settings import AccelerateSettings, Yaml, yaml_text
+from zenith_tune.presets.accelerate.job import ACCUMULATION_VARIABLE
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
-from zenith_tune.presets.deepspeed.emit import CHECKPOINTING_NOTE, SIZES
-from zenith_tune.presets.emission import Emission, Target
+from zenith_tune.presets.emission import CHECKPOINTING_NOTE, SIZES, Emission, Target
 from zenith_tune.presets.levers import lever_label
+from zenith_tune.presets.shared.accelerate_launch import Launch
+from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, Yaml
+from zenith_tune.presets.shared.training_files import yaml_text
 from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.strategies.zero_progressive.ds_config import OFF
 from zenith_tune.study.parameters import Value
 
 PLAIN = ("deepspeed", "fsdp", "hf-accelerate")
@@ -240,5 +241,5 @@ def _json_options(backend: Backend, params: Mapping[str, Value]) -> dict[str, st
     if not isinstance(backend, DeepSpeedBackend) or not backend.has_json(params):
         return {}
     precision = backend.job.settings.word("mixed_precision")
-    # In the file, beside a JSON, Accelerate would refuse it.
+    # In the file, next to a JSON, Accelerate would refuse it.
     return {"deepspeed_config_file": DS_PATH, **({"mixed_precision": precision} if precision else {})}

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.deepspeed_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.accelerate.command import ACCUMULATION_VARIABLE, PRESET, TRIAL_PATH, Launch
-from zenith_tune.presets.accelerate.settings import (
-    BACKEND_SWITCHES,
-    ONLY_AS_OPTIONS,
-    SECTION_OF,
-    TOP,
-    AccelerateSettings,
-    option_value,
-    read_settings,
+from zenith_tune.presets.shared.accelerate_launch import (
+    DEEPSPEED_TYPE,
+    FSDP_TYPE,
+    MEGATRON_LM,
+    PLAIN_TYPE,
+    PRESET,
+    Launch,
+    chosen_backend,
+    merged_settings,
 )
-from zenith_tune.presets.deepspeed.job import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
-from zenith_tune.presets.launched_gpus import machine_gpus
-from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.presets.shared.accelerate_settings import SECTION_OF, AccelerateSettings
+from zenith_tune.presets.shared.launched_gpus import machine_gpus
+from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
-from zenith_tune.strategies.zero_progressive.ds_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 from zenith_tune.units import whole
 
 MBS_OPTIONS = ("--per_device_train_batch_size", "--micro_batch_size", "--batch_size")
 """What scripts call the batch size of their dataloader."""
 GAS_OPTION = "--gradient_accumulation_steps"
-MEGATRON_LM, DEEPSPEED_TYPE, FSDP_TYPE, PLAIN_TYPE = "MEGATRON_LM", "DEEPSPEED", "FSDP", "PLAIN"
+ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+"""What Accelerator() takes the steps of accumulation from, before its own argument."""
 _NVME = "nvme"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateOverrides(JobOverrides):
-    """Add what the script calls the parts of its batch, and recomputation."""
+    """What the user says besides the command, with the script's options for its batch and recomputation."""
 
     mbs_option: str | None = None
     gas_option: str | None = None
@@ -45,7 +45,7 @@ class AccelerateOverrides(JobOverrides):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateJob:
-    """Hold one job; the user's own file stays as it is."""
+    """A job of Accelerate; the user's own file stays as it is."""
 
     settings: AccelerateSettings
     """What the file says, with the launcher's options in place of it where both speak."""
@@ -55,7 +55,7 @@ class AccelerateJob:
     own_accumulation: int
     """Micro-batches of a step, as the job has them."""
     own_micro_batch: int | None
-    """The dataloader's batch size; None where nobody knows it."""
+    """The dataloader's batch size; None where it is not known."""
     given_batch: int | None = None
     carriers: frozenset[str] = frozenset()
     """Which of mbs, gas and recompute the command has placeholders for."""
@@ -105,8 +105,8 @@ def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
     """Read a command and its configuration; what is missing is an error of one line with a hint."""
     launch, line = Launch(command), ParsedCommand.of(command)
     _refuse_unknown(launch)
-    settings = _merged(launch)
-    backend, settings = _backend(settings, launch)
+    settings = merged_settings(launch)
+    backend, settings = chosen_backend(settings, launch)
     settings, ds_config = _deepspeed_json(settings) if backend == DEEPSPEED_TYPE else (settings, None)
     carriers = frozenset(placeholder_names(command, ("mbs", "gas", "recompute")))
     mbs_option = given.mbs_option or next((name for name in MBS_OPTIONS if line.has(name)), None)
@@ -131,15 +131,6 @@ def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
     )
 
 
-def launched_backend(command: str) -> str | None:
-    """Return which backend an `accelerate launch` runs by its file and options; None where that is not known."""
-    try:
-        launch = Launch(command)
-        return _backend(_merged(launch), launch)[0]
-    except UsageError:
-        return None
-
-
 def _num_machines(settings: AccelerateSettings, num_gpus: int) -> int:
     found = settings.whole("num_machines") or 1
     if num_gpus % found:
@@ -152,60 +143,14 @@ def _refuse_unknown(launch: Launch) -> None:
     """Refuse an option that would win over every trial's file with a value that only the shell knows."""
     for name in sorted(launch.unknown_names):
         if name == "config_file" or name in SECTION_OF:
-            problem = f"{PRESET} writes --{name} anew for each trial, but its value is one that only the shell knows"
+            problem = f"{PRESET} writes --{name} for each trial, but its value is one that only the shell knows"
             raise UsageError(problem, hint="write it out")
-
-
-def _merged(launch: Launch) -> AccelerateSettings:
-    """Return what the file says, with the launcher's options in its place where both speak."""
-    options = dict(launch.values)
-    named = options.pop("config_file", None)
-    path = Path(str(named)) if named is not None else _default_file()
-    if str(named) == TRIAL_PATH:
-        path = None
-    settings = read_settings(path) if path is not None else AccelerateSettings(source="the launcher's options")
-    changes: dict[str, Any] = {}
-    for name, value in options.items():
-        if name in BACKEND_SWITCHES or name in ONLY_AS_OPTIONS:
-            continue
-        if name in SECTION_OF or name in TOP:
-            changes[name] = value if isinstance(value, bool) else option_value(value)
-    # The launcher's own values of a precision are no booleans.
-    if options.get("mixed_precision") == "no":
-        changes["mixed_precision"] = "no"
-    return settings.having(changes)
-
-
-def _default_file() -> Path | None:
-    """Return the file that `accelerate config` wrote, which the launcher takes where none is named."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
-    path = home / "accelerate" / "default_config.yaml"
-    return path if path.is_file() else None
-
-
-def _backend(settings: AccelerateSettings, launch: Launch) -> tuple[str, AccelerateSettings]:
-    """Return which backend runs, and the settings with its name: a switch of the command wins over the file."""
-    chosen = [kind for switch, kind in BACKEND_SWITCHES.items() if switch in launch.values]
-    kind = chosen[0] if chosen else str(settings.get("distributed_type") or "MULTI_GPU").upper()
-    settings = settings.having({"distributed_type": kind, **({"use_cpu": True} if "cpu" in launch.values else {})})
-    if kind == FSDP_TYPE and (settings.whole("fsdp_version") or 1) != 2:
-        problem = f"{PRESET} tunes FSDP version 2, but {settings.source} has version 1"
-        raise UsageError(f"{problem}: convert it by `accelerate to-fsdp2`, or give --fsdp_version 2")
-    if kind in (MEGATRON_LM, DEEPSPEED_TYPE, FSDP_TYPE):
-        return kind, settings
-    if kind == "NO" or kind.startswith("MULTI_"):
-        return PLAIN_TYPE, settings
-    problem = (
-        f"{PRESET} tunes MEGATRON_LM, DEEPSPEED, FSDP and plain data parallelism, but {settings.source} has {kind}"
-    )
-    raise UsageError(problem, hint="choose another distributed_type")
 
 
 def _deepspeed_json(settings: AccelerateSettings) -> tuple[AccelerateSettings, DsConfig | None]:
     """Return DeepSpeed's own JSON, where there is one, or where only that reaches DeepSpeed.
 
-    The launcher exports the paths of an offload to NVMe to nobody, so that a job with one needs a JSON.
+    The launcher exports the paths of an offload to NVMe nowhere, so that a job with one needs a JSON.
     """
     path = settings.get("deepspeed_config_file")
     if path is not None:
@@ -255,7 +200,7 @@ def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: 
         raise UsageError(problem, hint=f"leave n_gpus out, or change {settings.source}")
     found = given.n_gpus or started or (None if is_unknown else machine_gpus())
     if found is None:
-        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --num_processes 8 in the command")
     return found
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.job import AccelerateJob
-from zenith_tune.presets.accelerate.settings import BARE, FSDP, PARALLELISM
 from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, set_levers
+from zenith_tune.presets.shared.accelerate_settings import BARE, FSDP, PARALLELISM
 from zenith_tune.study.parameters import Params, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpSituation:
-    """Hold what levers are asked for: a point of a job, and model and cluster where they are known."""
+    """A point of a job that levers are asked for, with model and cluster where they are known."""
 
     job: AccelerateJob
     params: Params
@@ -50,7 +50,7 @@ Written = Value | Callable[[AccelerateJob], Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpLever(LeverDeclaration[FsdpSituation]):
-    """Declare a lever of Accelerate's own file."""
+    """A lever of Accelerate's own file."""
 
     sets: Mapping[str, Written]
     """Keys of the file."""
@@ -65,7 +65,7 @@ class FsdpLever(LeverDeclaration[FsdpSituation]):
         return {_without(key, prefixes): value for key, value in self.changes(job).items()}
 
     def is_for(self, at: FsdpSituation) -> bool:
-        """Tell whether it can be turned on for a point of the job, whose file does not have it yet."""
+        """Return whether it can be turned on for a point of the job, whose file does not have it yet."""
         own = at.job.settings
         has_it = any(str(own.get(key) or "no").lower() not in OFF_WORDS for key in self.sets)
         return not has_it and self.goes(at)
@@ -76,7 +76,7 @@ def _without(key: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _has_nodes(at: FsdpSituation) -> bool:
-    """Tell whether there are several machines of several GPUs, and the file has no other mesh."""
+    """Return whether there are several machines of several GPUs, and the file has no other mesh."""
     is_plain = PARALLELISM not in at.job.settings.values
     return at.job.num_machines > 1 and at.job.gpus_per_machine > 1 and is_plain
 

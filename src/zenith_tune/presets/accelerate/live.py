@@ -13,8 +13,9 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.hooked_run import HookedRun
-from zenith_tune.presets.accelerate.job import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE, AccelerateJob
-from zenith_tune.presets.accelerate.live_model import LiveModel
+from zenith_tune.presets.accelerate.job import AccelerateJob
+from zenith_tune.presets.shared.accelerate_launch import DEEPSPEED_TYPE, FSDP_TYPE, MEGATRON_LM, PLAIN_TYPE
+from zenith_tune.presets.shared.live_model import LiveModel
 
 ACCUMULATION = "gas"
 """The name of the accumulation among what a script fixes."""
@@ -22,7 +23,7 @@ ACCUMULATION = "gas"
 
 @dataclass(frozen=True, slots=True)
 class LiveField:
-    """One field of a plugin, with its axis and its names in the plugin, in the file and in the hook's lines."""
+    """A field of a plugin: its axis, and its names in the script, in the file and in the hook's lines."""
 
     axis: str
     argument: str

@@ -1,8 +1,8 @@
 """Accelerate's Megatron-LM backend: the degrees of parallelism, recomputation and the distributed optimizer.
 
 Four of its plugin's ways (utils/dataclasses.py, accelerator.py and utils/megatron_lm.py of 1.15.0) shape what is here.
-Left out, the context size is 2. `recompute_activations` reaches nobody. Selective recomputation is refused by Megatron,
-because the plugin always sets a method and a number of layers beside it; only a script of its own plugin, by
+Left out, the context size is 2. `recompute_activations` has no effect. Selective recomputation is refused by Megatron,
+because the plugin always sets a method and a number of layers next to it; only a script of its own plugin, by
 `other_megatron_args`, can ask for it. And the data-parallel size that the global batch is made of ignores context
 parallelism, so that Megatron runs cp times as many micro-batches as the file says.
 """
@@ -30,8 +30,8 @@ from zenith_tune.layouts.rules import (
 )
 from zenith_tune.presets.accelerate.job import AccelerateJob
 from zenith_tune.presets.accelerate.space import Axes, Backend
-from zenith_tune.presets.base import ImplicitDefault
-from zenith_tune.presets.subject import job_cluster
+from zenith_tune.presets.parts import ImplicitDefault
+from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.study.parameters import Value
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _NUM_LAYERS = _KEY.format("recompute_num_layers")
 
 
 class MegatronBackend(Backend):
-    """Run Megatron-LM."""
+    """The Megatron-LM backend."""
 
     default_names = ("tp", "pp", "sp", "recompute", "zero", "mbs")
     more_names = ("cp", "ep")
@@ -80,7 +80,8 @@ class MegatronBackend(Backend):
             job.settings.flag(_KEY.format(name)) for name in ("sequence_parallelism", "use_distributed_optimizer")
         )
         axes["sp"], axes["zero"] = (sp, not sp), (int(zero), int(not zero))
-        kinds = [NONE, FULL, *([SELECTIVE] if _script_recomputes(job) else [])]
+        script_recomputes = job.recompute_option is not None or "recompute" in job.carriers
+        kinds = [NONE, FULL, *([SELECTIVE] if script_recomputes else [])]
         kind = _own_recompute(job)
         axes["recompute"] = (kind, *(each for each in kinds if each != kind))
         return axes
@@ -193,13 +194,9 @@ def _written_recompute(job: AccelerateJob, kind: str) -> tuple[str, int]:
     return method, layers if type(layers) is int and layers > 0 else 1
 
 
-def _script_recomputes(job: AccelerateJob) -> bool:
-    return job.recompute_option is not None or "recompute" in job.carriers
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorIsland:
-    """Hold how many GPUs of a machine NVLink joins, where that is not all of them."""
+    """The GPUs of a machine that NVLink joins, where that is not all of them."""
 
     size: int
     reason: str
@@ -225,12 +222,12 @@ def tensor_island(
 
 
 def _of_file(job: AccelerateJob, path: Path) -> TensorIsland | None:
-    """Return what a file tells of each machine, whatever GPUs it has."""
+    """Return what a file says of each machine, whatever GPUs it has."""
     from zenith_tune.describe.topology import node_reason, read_topology
 
     whole = read_topology(path)
     if whole.num_gpus < job.gpus_per_machine:
-        problem = f"--topology must tell the {job.gpus_per_machine} GPUs that the job takes of a machine"
+        problem = f"--topology must list the {job.gpus_per_machine} GPUs that the job takes of a machine"
         raise UsageError(
             f"{problem}, but {path} has {whole.num_gpus}", hint="save `nvidia-smi topo -m` on one of its machines"
         )

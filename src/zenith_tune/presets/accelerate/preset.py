@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
+from zenith_tune.describe.deepspeed_config import DsConfig
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.hooked_run import HookedRun, RunAsked
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.accelerate.command import FILE_NAME, PRESET, TRIAL_PATH, Launch, starts_accelerate
 from zenith_tune.presets.accelerate.emit import (
     DS_FILE,
     DS_PATH,
@@ -24,35 +22,36 @@ from zenith_tune.presets.accelerate.emit import (
     settings_of,
     trial_command,
 )
-from zenith_tune.presets.accelerate.job import (
+from zenith_tune.presets.accelerate.job import AccelerateJob, AccelerateOverrides, read_job
+from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
+from zenith_tune.presets.accelerate.live import live_job, live_notes
+from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
+from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
+from zenith_tune.presets.arguments import DEFAULT
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.framework_preset import FrameworkPreset
+from zenith_tune.presets.levers import NONE, Declared, Lever
+from zenith_tune.presets.parts import ImplicitDefault
+from zenith_tune.presets.shared.accelerate_launch import (
     DEEPSPEED_TYPE,
+    FILE_NAME,
     FSDP_TYPE,
     MEGATRON_LM,
     PLAIN_TYPE,
-    AccelerateJob,
-    AccelerateOverrides,
-    read_job,
+    PRESET,
+    TRIAL_PATH,
 )
-from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
-from zenith_tune.presets.accelerate.live import live_job, live_notes
-from zenith_tune.presets.accelerate.live_model import HINT as MODEL_HINT
-from zenith_tune.presets.accelerate.live_model import LiveModel, model_notes
-from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
-from zenith_tune.presets.accelerate.settings import CHECKED_VERSION
-from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
-from zenith_tune.presets.axolotl import is_axolotl_command
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, PresetRegistry, TuningPreset, refuse_sizes
-from zenith_tune.presets.deepspeed.command import find_config
-from zenith_tune.presets.deepspeed.lever_declaration import Release, logged_release
-from zenith_tune.presets.deepspeed.levers import LEVERS
-from zenith_tune.presets.levers import NONE, Declared, Lever, LeverChoice, lever_parameters
-from zenith_tune.presets.subject import LookedUp, job_model, seen_cluster
-from zenith_tune.presets.trainer.command import is_trainer_command
+from zenith_tune.presets.shared.accelerate_settings import CHECKED_VERSION
+from zenith_tune.presets.shared.live_model import HINT as MODEL_HINT
+from zenith_tune.presets.shared.live_model import LiveModel, model_notes
+from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.trial_hook import watched
+from zenith_tune.presets.shared.zero_lever_declaration import Release, logged_release
+from zenith_tune.presets.shared.zero_levers import LEVERS
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.ds_config import DsConfig
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Trial
 
 
@@ -85,7 +84,7 @@ def accelerate_subject(
     return ZeroSubject(**known, config=config, num_ranks=backend.own_ranks)
 
 
-def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str]:
+def accelerate_notes(backend: Backend) -> list[str]:
     """Return the notes, one line each."""
     job = backend.job
     batch = f"global batch {backend.global_batch}" if backend.own_micro_batch else "the batch"
@@ -99,10 +98,7 @@ def accelerate_notes(backend: Backend, unplanned: UsageError | None) -> list[str
     if backend.own_micro_batch is None:
         hint = "give --args mbs_option=--batch_size"
         notes.append(f"the dataloader's batch size is not known: it stays as it is, and speed is in steps/s; {hint}")
-    notes += _backend_notes(backend)
-    if unplanned is not None:
-        notes.append(f"layouts are not planned before a trial: {unplanned}")
-    return notes
+    return [*notes, *_backend_notes(backend)]
 
 
 def _backend_notes(backend: Backend) -> list[str]:
@@ -117,7 +113,7 @@ def _backend_notes(backend: Backend) -> list[str]:
             "your file leaves megatron_lm_context_parallel_size out, which Accelerate takes for 2: trials say 1"
         )
     if own.flag("megatron_lm_recompute_activations"):
-        notes.append("megatron_lm_recompute_activations reaches nobody in Accelerate: trials say recompute_granularity")
+        notes.append("megatron_lm_recompute_activations has no effect in Accelerate: trials say recompute_granularity")
     if len(backend.axes["cp"]) > 1 or backend.axes["cp"][0] != 1:
         notes.append("with cp above 1 Accelerate feeds Megatron too few micro-batches, unless Megatron reads the data")
     if still := [name for name in ("cp", "ep") if len(backend.axes[name]) == 1]:
@@ -131,7 +127,7 @@ def _backend_notes(backend: Backend) -> list[str]:
 def _still_note(still: list[str]) -> str:
     reasons = {
         "cp": "cp, with which Accelerate feeds Megatron too few micro-batches unless Megatron reads the data",
-        "ep": "ep, which is for a mixture of experts that --args model=NAME tells",
+        "ep": "ep, which is for a mixture of experts that --args model=NAME describes",
     }
     what = "; and ".join(reasons[name] for name in still)
     return f"not searched: {what}; --args search=default+{'+'.join(still)} would"
@@ -149,21 +145,18 @@ ALL_LEVERS: Declared = (*LEVERS, *FSDP_LEVERS)
 DECISIVE = ("tp", "pp", "stage", "checkpointing", "mbs")
 RESULT_CONFIG = "accelerate_config_optimal.yaml"
 RESULT_DS_CONFIG = "ds_config_optimal.json"
-MOST_GRID_POINTS = 100
-"""More points than these are sampled rather than tried one by one."""
 
 
 @PresetRegistry.register("accelerate")
-class AcceleratePreset(TuningPreset):
+class AcceleratePreset(FrameworkPreset[Backend]):
     """Tune the configuration of an `accelerate launch` command: its file, and the options that it has in place of one.
 
     The global batch stays what it is: micro-batches follow the dataloader's batch size, which is the script's option
-    `mbs_option`. Each trial has a file of its own and a hook that tells what the job runs as; a job that ran as
-    something else has failed, unless `check` is false. `n_gpus`, `gbs`, `model` and `seq` say what the command does not
-    tell; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each
-    machine. `search` lists the axes, with a plus between them. `levers` are the settings that are tried on the best
-    point: default, none, or names with a plus between them; those that change the numerics where `allow` names them.
+    `mbs_option`. Each trial has a file of its own and a hook that prints what the job runs as; a job that ran as
+    something else has failed, unless `check` is false.
     """
+
+    title, declared = PRESET, ALL_LEVERS
 
     def __init__(
         self,
@@ -183,53 +176,41 @@ class AcceleratePreset(TuningPreset):
         recompute_option: str | None = None,
         check: bool = True,
     ) -> None:
-        refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
         options = {"mbs_option": mbs_option, "gas_option": gas_option, "recompute_option": recompute_option}
         for name, option in options.items():
             if option is not None and not option.startswith("--"):
                 raise UsageError(
                     f"{name} must be an option of the script, but got {option!r}", hint=f"write --{option}"
                 )
-        self.cluster, self.topology = cluster, topology
-        self.search, self.mbs_max, self.check = search, mbs_max, check
-        self._levers = LeverChoice.of(levers, allow, ALL_LEVERS)
+        self.check = check
         self._release: Release | None = None
         self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
-        self._profile: ActivationProfile | None = None
-        self._bound: Backend | None = None
         self._samples: int | None = None
         """The samples of an update that the loader of the user's own command gave."""
         self._model: LookedUp[ModelSpec] | None = None
-        self._forget()
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command` is an `accelerate launch`; `deepspeed` has scripts with a JSON, `trainer` Trainers."""
-        named = find_config(command)
-        is_json = named is not None and named.path.endswith(".json")
-        if is_json or is_axolotl_command(command):
-            return False
-        return starts_accelerate(command) and not is_trainer_command(command)
+        super().__init__(
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
+        )
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
         self._samples = None
         self._model = LookedUp(lambda: job_model(job.model))
         backend = self._bind_job(job)
-        if job.backend != PLAIN_TYPE:  # of a plain one the script may have a plugin, which only a run tells
+        if job.backend != PLAIN_TYPE:  # of a plain one the script may have a plugin, which only a run shows
             backend.refuse_without_choice()
 
     def _bind_job(self, job: AccelerateJob) -> Backend:
         assert self._model is not None, "looked up with the job"
         model = self._model.get() if job.backend == MEGATRON_LM else None
         known = model if isinstance(model, ModelSpec) else None
-        self._bound = BACKENDS[job.backend].of(job, self.search, self.mbs_max, known)
-        self._forget()
-        return self._bound
+        self._profile: ActivationProfile | None = None
+        self._island = functools.cache(lambda: tensor_island(job, self.cluster, self.topology, self._subject.get()))
+        return self._bind_space(BACKENDS[job.backend].of(job, self.search, self.mbs_max, known))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn what the script sets in Python: its plugin, what it gives to it, the accumulation, and its model."""
-        before, run = self._backend.job, HookedRun.read(log)
+        before, run = self._space.job, HookedRun.read(log)
         self._release = logged_release(log)
         self._samples = run.samples
         planned = self._subject.get()
@@ -239,22 +220,19 @@ class AcceleratePreset(TuningPreset):
             self._model = LookedUp(model.spec)
         if after != before or model is not None:
             self._bind_job(after)
-        self._backend.refuse_without_choice()
+        self._space.refuse_without_choice()
         return [*live_notes(before, after), *model_notes(model, planned, self._subject.get())]
-
-    def get_search_space(self) -> dict[str, Parameter]:
-        return {name: CategoricalParameter(choices) for name, choices in self._backend.axes.items()}
 
     def placeholder_names(self) -> set[str]:
         return {*super().placeholder_names(), "gas", "gbs"}
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        broken = self._backend.explain(params)
+        broken = self._space.explain(params)
         subject = self._subject.get()
         if broken is None and isinstance(subject, ZeroSubject) and "mbs" in params:
             return self._memory(subject).why_hopeless(params)
-        if broken is None and isinstance(self._backend, MegatronBackend):
-            return self._explain_megatron(self._backend, params, subject)
+        if broken is None and isinstance(self._space, MegatronBackend):
+            return self._explain_megatron(self._space, params, subject)
         return broken
 
     def observe(self, trial: Trial) -> None:
@@ -277,77 +255,59 @@ class AcceleratePreset(TuningPreset):
 
     def decisive(self) -> tuple[str, ...]:
         # What differs from what was asked is found by the evaluator, from what the trial's hook says of the live job.
-        return tuple(name for name in DECISIVE if name in self._backend.axes)
-
-    def lever_space(self) -> dict[str, Parameter]:
-        # Of every backend: which one the script runs is known after its own command alone.
-        return {**lever_parameters(ALL_LEVERS, self._backend.axes)}
+        return tuple(name for name in DECISIVE if name in self._space.axes)
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
-        subject = self._subject.get()
-        known = None if isinstance(subject, UsageError) else subject
-        return self._backend.offered_levers(self._levers, params, known, self._release)
-
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self._backend.layout(params)
-
-    def subject(self, command: str) -> PlanSubject:
-        return self._subject.required()
-
-    def own_point(self, command: str) -> Params | None:
-        return self._backend.own_point()
+        return self._space.offered_levers(self._levers, params, self._known_subject, self._release)
 
     def implicit_defaults(self, command: str) -> list[ImplicitDefault]:
-        return self._backend.implicit_defaults()
+        return self._space.implicit_defaults()
+
+    def own_point(self, command: str) -> Params | None:
+        return self._space.own_point()
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the trial's own file, the hook, and the script's options for the batch."""
-        return Launch(trial_command(self._backend, command, params)).watched()
+        return watched(trial_command(self._space, command, params))
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        files = {FILE_NAME: settings_of(self._backend, params).text, **HOOK_FILES}
-        return files | ds_file(self._backend, params)
+        files = {FILE_NAME: settings_of(self._space, params).text, **HOOK_FILES}
+        return files | ds_file(self._space, params)
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
         """Return the best point's configuration, ready to use."""
-        files = {RESULT_CONFIG: settings_of(self._backend, params).text}
-        left = ds_file(self._backend, params)
+        files = {RESULT_CONFIG: settings_of(self._space, params).text}
+        left = ds_file(self._space, params)
         return files | ({RESULT_DS_CONFIG: left[DS_FILE]} if left else {})
 
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
         """Return the command that trains with it, without the hook and without any trial's folder."""
-        text = trial_command(self._backend, command, params)
+        text = trial_command(self._space, command, params)
         for path, name in {TRIAL_PATH: RESULT_CONFIG, DS_PATH: RESULT_DS_CONFIG}.items():
             text = text.replace(path, f"{{trial_folder}}/{name}")
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with its own file, and the hook beside it."""
-        return Launch(command).watched()
+        """Return the user's own command with its own file, and the hook next to it."""
+        return watched(command)
 
     def baseline_files(self) -> dict[str, str]:
         return HOOK_FILES
 
     def label(self, params: Mapping[str, Value]) -> str:
-        return point_label(self._backend, params)
+        return point_label(self._space, params)
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.grid import GridStrategy
-        from zenith_tune.strategies.guided.strategy import GuidedStrategy
-        from zenith_tune.strategies.optuna import OptunaStrategy
         from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 
-        if isinstance(self._backend, DeepSpeedBackend) and "mbs" in self._backend.axes:
+        if isinstance(self._space, DeepSpeedBackend) and "mbs" in self._space.axes:
             return ZeroProgressiveStrategy()
-        if isinstance(self._subject.get(), PlanSubject):
-            return GuidedStrategy()
-        num_points = prod(len(choices) for choices in self._backend.axes.values())
-        return GridStrategy() if num_points <= MOST_GRID_POINTS else OptunaStrategy()
+        return super().get_recommended_strategy()
 
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.presets.accelerate.evaluator import AccelerateEvaluator
 
-        backend = self._backend
+        backend = self._space
         gbs = backend.global_batch if backend.own_micro_batch else None
         found = AccelerateEvaluator(gbs=gbs, n_gpus=backend.job.num_gpus, wrapper=backend.wrapper, check=self.check)
         found.asked = self.asked
@@ -355,7 +315,7 @@ class AcceleratePreset(TuningPreset):
 
     def asked(self, params: Mapping[str, Value]) -> RunAsked:
         """Return what a point's job must say of itself; of the user's own command only the world and the wrapper."""
-        backend, job = self._backend, self._backend.job
+        backend, job = self._space, self._space.job
         is_alone = job.num_gpus == 1 and isinstance(backend, PlainBackend)
         wrapper = None if is_alone else backend.wrapper
         batch = backend.global_batch if backend.own_micro_batch else None
@@ -381,35 +341,11 @@ class AcceleratePreset(TuningPreset):
         )
 
     def notes(self, command: str) -> list[str]:
-        planned = self._subject.get()
-        notes = accelerate_notes(self._backend, planned if isinstance(planned, UsageError) else None)
-        island = self._island() if isinstance(self._backend, MegatronBackend) else None
+        notes = [*accelerate_notes(self._space), *self._plan_notes()]
+        island = self._island() if isinstance(self._space, MegatronBackend) else None
         notes += [] if island is None else [island.reason]
         return [*notes, *self._lever_notes(command)]
 
-    def _lever_notes(self, command: str) -> list[str]:
-        """Return which levers may be tried: those of the job's own point, and of any that differs in one value."""
-        axes = self._backend.axes
-        own: Params = {name: choices[0] for name, choices in axes.items()}
-        points = [own, *({**own, name: value} for name, choices in axes.items() for value in choices[1:])]
-        allowed = [point for point in points if self._backend.explain(point) is None]
-        near = {lever.name for point in allowed for lever in self.levers(command, point)}
-        return self._levers.note(ALL_LEVERS, near)
-
-    @property
-    def _backend(self) -> Backend:
-        if self._bound is None:
-            raise UsageError(f"{PRESET} reads its job from a command and its file, but has none: bind a command first")
-        return self._bound
-
-    def _forget(self) -> None:
-        """Look the subject and the machines up anew when they are asked for next."""
-        self._subject = LookedUp(self._looked_up)
-        self._profile = None
-        self._island = functools.cache(
-            lambda: tensor_island(self._backend.job, self.cluster, self.topology, self._subject.get())
-        )
-
     def _looked_up(self) -> PlanSubject:
         assert self._model is not None, "bound with the backend"
-        return accelerate_subject(self._backend, self._model, self.cluster, self.topology)
+        return accelerate_subject(self._space, self._model, self.cluster, self.topology)

@@ -7,19 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.accelerate.command import PRESET
-from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
-from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
-from zenith_tune.presets.accelerate.settings import FIELDS_OF_THE_JSON, PARALLELISM
-from zenith_tune.presets.base import DEFAULT, ImplicitDefault, chosen_axes
-from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation
-from zenith_tune.presets.deepspeed.levers import lever_settings, levers_for
-from zenith_tune.presets.levers import Lever, LeverChoice
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AUTO,
     AXES,
@@ -32,6 +20,20 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     DsConfig,
     Keys,
 )
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
+from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.framework_preset import AxisSpace
+from zenith_tune.presets.levers import Lever, LeverChoice
+from zenith_tune.presets.parts import ImplicitDefault
+from zenith_tune.presets.shared.accelerate_launch import PRESET
+from zenith_tune.presets.shared.accelerate_settings import FIELDS_OF_THE_JSON, PARALLELISM
+from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation
+from zenith_tune.presets.shared.zero_levers import lever_settings, levers_for
 from zenith_tune.strategies.zero_progressive.feasibility import ZeroSubject
 from zenith_tune.study.parameters import Params, Value
 
@@ -42,11 +44,10 @@ DEFAULT_STAGE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend(ABC):
-    """Turn a point into keys of the file; the first choice of every axis is what the job has as it is."""
+class Backend(AxisSpace, ABC):
+    """The axes of a job, and the keys of the file that a point stands for."""
 
     job: AccelerateJob
-    axes: Mapping[str, tuple[Value, ...]]
 
     default_names: ClassVar[tuple[str, ...]] = ("mbs",)
     """What is searched unless the user says otherwise."""
@@ -115,10 +116,6 @@ class Backend(ABC):
         """Return the fields of Accelerate's plugins that a point must arrive in."""
         return {}
 
-    def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a point has beside the axes."""
-        return {name: value for name, value in params.items() if name not in self.axes}
-
     def offered_levers(
         self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
     ) -> list[Lever]:
@@ -137,11 +134,11 @@ class Backend(ABC):
     @property
     def own_ranks(self) -> int:
         """The ranks of the job as it is."""
-        return self.ranks({name: choices[0] for name, choices in self.axes.items()})
+        return self.ranks(self.first_point)
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step, which no trial changes; in micro-batches where nobody knows their size."""
+        """Samples of a step, which no trial changes; in micro-batches where their size is not known."""
         job = self.job
         found = job.given_batch or (job.own_micro_batch or 1) * job.own_accumulation * self.own_ranks
         if found % self.least_ranks:
@@ -153,13 +150,13 @@ class Backend(ABC):
 
     @property
     def own_micro_batch(self) -> int | None:
-        """The dataloader's batch size as the job has it; None where nobody knows it."""
+        """The dataloader's batch size as the job has it; None where it is not known."""
         job = self.job
         derived = job.given_batch // (job.own_accumulation * self.own_ranks) if job.given_batch else 0
         return job.own_micro_batch or derived or None
 
     def micro_batch(self, params: Mapping[str, Value]) -> int:
-        """Return the dataloader's batch size; 1 where nobody knows it."""
+        """Return the dataloader's batch size; 1 where it is not known."""
         return int(params.get("mbs", self.own_micro_batch or 1))
 
     def micro_batches(self, mbs_max: int) -> tuple[int, ...]:
@@ -187,8 +184,7 @@ class Backend(ABC):
         """Return the point that the job itself stands for, where it is one of the space."""
         if "mbs" in self.axes and self.own_micro_batch not in self.axes["mbs"]:
             return None
-        point: Params = {name: choices[0] for name, choices in self.axes.items()}
-        point |= {unasked.name: unasked.size for unasked in self.implicit_defaults()}
+        point = self.first_point | {unasked.name: unasked.size for unasked in self.implicit_defaults()}
         return point if self.explain(point) is None else None
 
     def implicit_defaults(self) -> list[ImplicitDefault]:
@@ -197,7 +193,7 @@ class Backend(ABC):
 
 
 class PlainBackend(Backend):
-    """Run plain data parallelism, where only the micro-batch can be tuned."""
+    """Plain data parallelism, where only the micro-batch can be tuned."""
 
     @classmethod
     def choices(cls, job: AccelerateJob, names: set[str]) -> Axes:
@@ -211,7 +207,7 @@ class PlainBackend(Backend):
 
 
 class FsdpBackend(Backend):
-    """Run FSDP version 2: whether weights are gathered once or twice a step, and whether activations are kept."""
+    """FSDP version 2: whether weights are gathered once or twice a step, and whether activations are kept."""
 
     default_names = ("reshard", "checkpointing", "mbs")
     more_names = ("offload",)
@@ -271,7 +267,7 @@ class FsdpBackend(Backend):
 
 
 class DeepSpeedBackend(Backend):
-    """Run DeepSpeed."""
+    """The DeepSpeed backend."""
 
     default_names = ("stage", *OFFLOADS, "mbs")
     wrapper = "DeepSpeedEngine"
@@ -317,7 +313,7 @@ class DeepSpeedBackend(Backend):
         return self.config_at(params) if self.has_json(params) else None
 
     def has_json(self, params: Mapping[str, Value]) -> bool:
-        """Tell whether a trial has a JSON: Accelerate's own file has no keys for levers."""
+        """Return whether a trial has a JSON: Accelerate's own file has no keys for levers."""
         return self.job.ds_config is not None or bool(self.levers_of(params))
 
     def config_at(self, params: Mapping[str, Value]) -> DsConfig:

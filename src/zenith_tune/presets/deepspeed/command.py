@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.shared.training_files import CONFIG_OPTIONS, find_config
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.shell.rank_launcher import DEEPSPEED, last_option
 from zenith_tune.study.parameters import Value
 
 PRESET = "preset deepspeed"
-CONFIG_OPTIONS = ("--deepspeed_config", "--deepspeed")
-"""What a script calls its configuration; --deepspeed alone may also be a flag without a value."""
 PLACEHOLDER = "{ds_config}"
 FILE_NAME = "ds_config.json"
 TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
 """Where a trial's own configuration lies; the tuner fills the folder in."""
 _STAND_IN = "ZENITHTUNE_DS_CONFIG"
-
-
-class NamedConfig(NamedTuple):
-    """Hold which option of a command names the configuration, and which file that is."""
-
-    option: str
-    path: str
-
-
-def find_config(command: str) -> NamedConfig | None:
-    """Return what the command says of its configuration, or None.
-
-    >>> find_config("deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config=ds.json").path
-    'ds.json'
-    """
-    line = ParsedCommand.of(command)
-    named = (NamedConfig(option, path) for option in CONFIG_OPTIONS if (path := line.get(option)))
-    return next(named, None)
 
 
 def refuse_two_configs(command: str) -> None:
@@ -50,11 +30,11 @@ def refuse_two_configs(command: str) -> None:
         )
 
 
-def is_deepspeed_command(command: str) -> bool:
-    """Tell whether a command trains with DeepSpeed, as far as it can be seen: a JSON file is named, or its launcher."""
+def recognises(command: str) -> bool:
+    """Return whether a command visibly trains with DeepSpeed: it names a JSON file, or starts the launcher."""
     named = find_config(command)
     if named is not None:
-        return named.path.endswith(".json") or PLACEHOLDER in command or named.path == TRIAL_PATH
+        return named.is_json or PLACEHOLDER in command or named.path == TRIAL_PATH
     launcher = ParsedCommand.of(command).launcher
     return PLACEHOLDER in command or (launcher is not None and launcher.kind == DEEPSPEED)
 

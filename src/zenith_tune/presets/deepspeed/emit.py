@@ -6,12 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import layout_name
-from zenith_tune.presets.deepspeed.job import DeepSpeedJob
-from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
-from zenith_tune.presets.emission import Emission, Target
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AUTOTUNING,
     BATCH,
@@ -21,11 +16,14 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     DsConfig,
     Keys,
 )
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import layout_name
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
+from zenith_tune.presets.emission import CHECKPOINTING_NOTE, SIZES, Emission, Target
 from zenith_tune.study.parameters import Value
 
-SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 PRECISIONS = ("bf16", "fp16", "fp32")
-CHECKPOINTING_NOTE = "switch gradient checkpointing on in the model: the file does not"
 
 
 def deepspeed_config(target: Target) -> dict[str, Any]:

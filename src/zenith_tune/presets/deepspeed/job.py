@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import UsageError
-from zenith_tune.presets.base import MOST
-from zenith_tune.presets.deepspeed.command import PRESET, find_config, refuse_own_autotuning, refuse_two_configs
-from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.presets.subject import JobOverrides
-from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.lexer import FOLDER_CHANGES, Word
-from zenith_tune.shell.target import SimpleCommand, Target
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AUTO,
     AUTOTUNING,
@@ -26,96 +18,30 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     read_ds_config,
     shown_json,
 )
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.arguments import MOST
+from zenith_tune.presets.deepspeed.command import PRESET, refuse_own_autotuning, refuse_two_configs
+from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
+from zenith_tune.presets.shared.training_files import find_config, path_in_training_folder
+from zenith_tune.shell import ParsedCommand
 
-_IN_TURN = ("", "&&", ";", "\n", "(")
-"""What may stand in front of a `cd` that surely runs."""
-
-
-def path_in_training_folder(command: str, text: str) -> Path:
-    """Return the path that the script means by an argument, or say that only the shell knows it.
-
-    >>> str(path_in_training_folder("cd sub && deepspeed train.py --deepspeed_config ds.json", "ds.json"))
-    'sub/ds.json'
-    """
-    target = ParsedCommand.of(command).target
-    is_home = any(word.value == text and _begins_at_home(word) for word in target.words)
-    path = _at_home(text) if is_home else Path(text)
-    if path.is_absolute() or not target.changes_folder:
-        return path
-    folder = _training_folder(target)
-    if folder is None:
-        problem = "the DeepSpeed configuration must be found from here, but the command changes the folder in a way"
-        raise UsageError(f"{problem} that only its shell follows", hint=f"give the absolute path of {text[:80]}")
-    return folder / path
-
-
-def _begins_at_home(word: Word) -> bool:
-    """Tell whether the shell puts a home in: it does so for a word that begins with ~, and not within quotes."""
-    return bool(word.parts) and word.parts[0].dynamic and word.parts[0].value.startswith("~")
-
-
-def _at_home(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise UsageError(f"nobody's home is {text.partition('/')[0][:80]}", hint="give the absolute path") from None
-
-
-def _training_folder(target: Target) -> Path | None:
-    """Return the folder in which the script starts, as seen from here; None where it is unknown."""
-    folder = Path()
-    for before in _commands_before(target):
-        moves = [each for each in before if each.words and each.words[0].value in FOLDER_CHANGES]
-        # A bracket that is closed again may have held the change.
-        if moves and any(each.closer == ")" for each in before):
-            return None
-        for move in moves:
-            where = _moved_to(move)
-            if where is None:
-                return None
-            folder /= where
-    return folder
-
-
-def _commands_before(target: Target) -> Iterator[Sequence[SimpleCommand]]:
-    """Yield what runs before the training, in each of the shells that it is nested in."""
-    texts = [*((layer.commands, layer.word) for layer in target.layers), (target.commands, target.words[0])]
-    for commands, word in texts:
-        yield commands[: next((at for at, each in enumerate(commands) if word in each.words), len(commands))]
-
-
-def _moved_to(move: SimpleCommand) -> Path | None:
-    words = [word for word in move.words if word.value != "--"]
-    if len(words) != 2 or words[0].value != "cd" or move.opener not in _IN_TURN or move.closer in ("|", "|&"):
-        return None
-    place, is_home = words[1], _begins_at_home(words[1])
-    if place.value in ("", "-") or any(part.dynamic for part in place.parts[is_home:]):
-        return None
-    return _at_home(place.value) if is_home else Path(place.value)
-
-
-MODEL_OPTIONS = ("--model-name-or-path", "--model-name", "--model", "--model-id")
-SEQUENCE_OPTIONS = (
-    *("--max-seq-length", "--max-seq-len", "--block-size", "--max-length", "--model-max-length"),
-    *("--seq-length", "--seq-len", "--cutoff-len", "--seq"),
-)
 TRAINER_BATCH = {MICRO_BATCH: "--per_device_train_batch_size", ACCUMULATION: "--gradient_accumulation_steps"}
 """What the Hugging Face Trainer calls the parts of the batch."""
 TRAINER_OPTIONS = (*TRAINER_BATCH.values(), "--output-dir")
-TRAINER_DEFAULT_BATCH = 8
 _OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedOverrides(JobOverrides):
-    """Add the path of the configuration."""
+    """What the user says besides the command, with the path of the configuration."""
 
     config: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedJob:
-    """Hold one job; its own configuration stays as it is."""
+    """A job of DeepSpeed; its own configuration stays as it is."""
 
     config: DsConfig
     num_gpus: int
@@ -210,13 +136,13 @@ def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
     found = given.n_gpus or started or machine_gpus()
     if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --num_gpus 8 in the command")
     return found
 
 
 def _is_trainer(line: ParsedCommand, config: DsConfig) -> bool:
-    """Tell whether the Trainer runs it: by its arguments, or because only it fills a batch that is left "auto"."""
+    """Return whether the Trainer runs it: by its arguments, or because only it fills a batch that is left "auto"."""
     left = any(config.is_auto(keys) for keys in (BATCH, MICRO_BATCH, ACCUMULATION))
     return left or any(line.has(option) for option in TRAINER_OPTIONS)
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from zenith_tune.describe.deepspeed_config import AUTOTUNING, Keys
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, chosen_axes, refuse_sizes
-from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, is_deepspeed_command, written_command
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
-from zenith_tune.presets.deepspeed.job import SEQUENCE_OPTIONS, DeepSpeedJob, DeepSpeedOverrides, read_job
-from zenith_tune.presets.deepspeed.lever_declaration import Release, ZeroSituation, logged_release
-from zenith_tune.presets.deepspeed.levers import LEVERS, levers_for
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob, DeepSpeedOverrides, read_job
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
-from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_parameters
-from zenith_tune.presets.subject import LookedUp, job_cluster, job_model
+from zenith_tune.presets.framework_preset import FrameworkPreset
+from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.shared.subject import SEQUENCE_OPTIONS, LookedUp, job_cluster, job_model
+from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
+from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.strategies.zero_progressive.ds_config import AUTOTUNING, Keys
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
-from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Trial
 
 
@@ -53,16 +54,16 @@ RESULT_CONFIG = "ds_config_optimal.json"
 
 
 @PresetRegistry.register("deepspeed")
-class DeepSpeedPreset(TuningPreset):
+class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace]):
     """Tune the DeepSpeed configuration that a command names by --deepspeed or --deepspeed_config.
 
     The global batch stays what it is: accumulation follows the micro-batch. A list in the JSON is an axis, "auto" is
-    left to the Trainer, and the file itself is never changed: each trial has its own. `n_gpus`, `gbs`, `model`, `seq`
-    and `config` say what the command does not tell; `cluster` is this machine unless named. `search` lists the axes,
-    with a plus between them: stage, mbs, checkpointing, and keys of the JSON such as overlap_comm. `levers` are the
-    keys that are tried on the best point: default, none, or names with a plus between them; those that change the
-    numerics are tried where `allow` names them.
+    left to the Trainer, and the file itself is never changed: each trial has its own. `config` is the path of the JSON
+    where the command does not say it. `search` lists stage, mbs, checkpointing, and keys of the JSON such as
+    overlap_comm; levers are keys of the JSON too. `metric` is throughput, latency or flops.
     """
+
+    title, declared = PRESET, LEVERS
 
     def __init__(
         self,
@@ -80,43 +81,29 @@ class DeepSpeedPreset(TuningPreset):
         mbs_max: int = 1024,
         metric: str | None = None,
     ) -> None:
-        refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
         if metric is not None and metric not in METRICS:
             raise UnknownNameError("metric", metric, METRICS)
         chosen_axes(search, SEARCHABLE)
-        self.cluster, self.topology = cluster, topology
-        self.search, self.mbs_max, self.metric = search, mbs_max, metric
-        self._levers = LeverChoice.of(levers, allow, LEVERS)
+        self.metric = metric
         self._num_nodes = 1
         self._release: Release | None = None
         self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
-        self._bound: DeepSpeedSpace | None = None
-        self._subject = LookedUp(self._looked_up)
-        self._memory = LookedUp(lambda: ActivationProfile(self._subject.required()))
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command` names a DeepSpeed configuration, or starts DeepSpeed's launcher."""
-        return is_deepspeed_command(command)
+        super().__init__(
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
+        )
 
     def bind(self, command: str) -> None:
-        self._bound = DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max)
+        self._bind_space(DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max))
         self._num_nodes = self.resources(command).nodes
-        self._subject = LookedUp(self._looked_up)
-        self._memory = LookedUp(lambda: ActivationProfile(self._subject.required()))
-
-    def get_search_space(self) -> dict[str, Parameter]:
-        return {**self._space.parameters()}
+        self._memory = LookedUp(lambda: ActivationProfile(self._looked_up()))
 
     def placeholder_names(self) -> set[str]:
         return {*super().placeholder_names(), "ds_config", "gas", "gbs"}
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._space.explain(params)
-        subject = self._subject.get()
-        if broken is not None or isinstance(subject, UsageError):
-            return broken
-        return self._memory.required().why_hopeless(params)
+        memory = self._memory.get()
+        return broken if broken is not None or isinstance(memory, UsageError) else memory.why_hopeless(params)
 
     def observe(self, trial: Trial) -> None:
         memory = self._memory.get()
@@ -128,22 +115,19 @@ class DeepSpeedPreset(TuningPreset):
         self._release = logged_release(log)
         return []
 
-    def lever_space(self) -> dict[str, Parameter]:
-        return {**lever_parameters(LEVERS, self._space.parameters())}
-
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         at = self._situation(params)
         return self._levers.offered(levers_for(at, self._searched_keys), at)
 
     def _situation(self, params: Mapping[str, Value]) -> ZeroSituation:
-        job, subject = self._space.job, self._subject.get()
+        job, memory = self._space.job, self._memory.get()
         return ZeroSituation(
             params=dict(params),
             config=best_config(self._space, params),
             num_ranks=job.num_ranks,
             num_nodes=self._num_nodes,
             precision=job.precision,
-            subject=None if isinstance(subject, UsageError) else subject,
+            subject=None if isinstance(memory, UsageError) else memory.subject,
             release=self._release,
         )
 
@@ -156,12 +140,6 @@ class DeepSpeedPreset(TuningPreset):
 
     def decisive(self) -> tuple[str, ...]:
         return ("stage", "mbs")
-
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self._space.layout(params)
-
-    def subject(self, command: str) -> ZeroSubject:
-        return self._subject.required()
 
     def own_point(self, command: str) -> Params | None:
         return self._space.own_point()
@@ -246,22 +224,7 @@ class DeepSpeedPreset(TuningPreset):
         subject = self._subject.get()
         if isinstance(subject, UsageError):
             notes.append(f"memory is not predicted before a trial: {subject}")
-        return [*notes, *self._lever_notes()]
-
-    def _lever_notes(self) -> list[str]:
-        """Return which levers may be tried: those of the job's own point, at any of the stages."""
-        space = self._space
-        own = space.own_point() or {name: choice.choices[0] for name, choice in space.parameters().items()}
-        points = [{**own, "stage": stage} for stage in space.stages]
-        situations = [self._situation(point) for point in points if space.explain(point) is None]
-        near = {lever.name for at in situations for lever in levers_for(at, self._searched_keys)}
-        return self._levers.note(LEVERS, near)
-
-    @property
-    def _space(self) -> DeepSpeedSpace:
-        if self._bound is None:
-            raise UsageError(f"{PRESET} reads its job from a command and its JSON, but has none: bind a command first")
-        return self._bound
+        return [*notes, *self._lever_notes(command)]
 
     def _looked_up(self) -> ZeroSubject:
         return deepspeed_subject(self._space.job, self.cluster, self.topology)

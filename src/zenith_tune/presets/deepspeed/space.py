@@ -7,13 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import Layout, divisors
-from zenith_tune.presets.base import DEFAULT, chosen_axes
-from zenith_tune.presets.deepspeed.command import PRESET
-from zenith_tune.presets.deepspeed.job import DeepSpeedJob
-from zenith_tune.presets.deepspeed.levers import lever_settings, logged_levers
-from zenith_tune.strategies.zero_progressive.ds_config import (
+from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AXES,
     CHECKPOINTING,
@@ -30,6 +24,12 @@ from zenith_tune.strategies.zero_progressive.ds_config import (
     shown_json,
     shown_keys,
 )
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.deepspeed.command import PRESET
+from zenith_tune.presets.deepspeed.job import DeepSpeedJob
+from zenith_tune.presets.shared.zero_levers import lever_settings, logged_levers
 from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 
 NAMES = ("stage", "mbs", CHECKPOINTING, *AXES)
@@ -45,7 +45,7 @@ OFFLOADED_AS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedSpace:
-    """Hold the axes of one job; the first choice of each is what the job has as it is, or DeepSpeed's default."""
+    """The axes of one job; the first choice of each is what the job has as it is, or DeepSpeed's default."""
 
     job: DeepSpeedJob
     stages: tuple[int, ...]
@@ -109,7 +109,7 @@ class DeepSpeedSpace:
         return changes | lever_settings(self.levers_of(params))
 
     def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a point has beside the axes."""
+        """Return what a point has besides the axes."""
         searched = self.parameters()
         return {name: value for name, value in params.items() if name not in searched}
 
@@ -152,6 +152,11 @@ class DeepSpeedSpace:
             point[CHECKPOINTING] = self.job.recomputes
         point |= {name: axis.choices[0] for name, axis in self.axes.items()}
         return point if all(choice.contains(point[name]) for name, choice in self.parameters().items()) else None
+
+    def near_points(self) -> Iterator[Params]:
+        """Yield the job as it is, at any of the stages."""
+        own = self.own_point() or {name: choice.choices[0] for name, choice in self.parameters().items()}
+        return ({**own, "stage": stage} for stage in self.stages)
 
     def _written(self, axis: ZeroAxis, value: Value) -> object:
         if axis.keys[-1] not in ("offload_optimizer", "offload_param") or value not in (OFF, CPU):

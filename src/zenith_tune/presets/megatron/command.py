@@ -1,102 +1,62 @@
-"""How the commands of Megatron-LM and ms-swift take Megatron's options."""
+"""The run of one of Megatron-LM's pretrain scripts that a command comes down to."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from zenith_tune.describe.megatron.args import MegatronArgs
-from zenith_tune.presets.megatron_lm.job import find_pretrain_run
-from zenith_tune.presets.megatron_lm.options import OPTIONS, RECOMPUTE, Wanted, with_options
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.study.parameters import Value
+from zenith_tune.shell.script import ProgramRun, find_runs
 
-_WORD = r"(?:^|[\s/;&|('\"=])"
-_MEGATRON_SWIFT = re.compile(_WORD + r"(?:megatron\s+(?:sft|pt|rlhf)\b|swift[./]cli[./]_megatron\b)")
-_SWIFT = re.compile(_WORD + r"swift\s")
-_PRETRAIN_SCRIPT = re.compile(_WORD + r"pretrain_\w+\.py\b")
-_FAKE_TRAINER = re.compile(_WORD + r"fake_megatron_train\.py\b")
+PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
+MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)
+"""The same script as a module, behind -m."""
+OTHER_KINDS = ("bert", "t5", "ict", "retro", "mamba", "hybrid", "mimo", "vlm", "vision_classify", "vision_dino")
+"""Scripts for what is no decoder-only transformer, whose shape is not known here."""
+LAYOUT_VARIABLE = "LAYOUT"
+"""Of a script that `plan --emit` writes: its layout, in whose place a trial gives its own."""
+_SAYS_LAYOUT = re.compile(rf"\b{LAYOUT_VARIABLE}=")
 
 
-def runs_megatron(command: str) -> bool:
-    """Tell whether `command` names Megatron-SWIFT, a pretrain script of Megatron-LM, or the bundled fake trainer.
+def find_pretrain_run(command: str, environment: Mapping[str, str] | None = None) -> ProgramRun | None:
+    """Return the first run of a pretrain script that a command leads to, or None.
 
-    >>> runs_megatron("NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B")
-    True
-    >>> runs_megatron("swift sft --model Qwen/Qwen3-8B")  # trains with transformers, and takes none of the options
-    False
+    >>> run = find_pretrain_run("TP=2; torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP")
+    >>> run.launcher[-1], run.arguments
+    ('8', ('--tensor-model-parallel-size', '2'))
     """
-    return any(pattern.search(command) for pattern in (_MEGATRON_SWIFT, _PRETRAIN_SCRIPT, _FAKE_TRAINER))
+    return next(iter(find_runs(command, is_pretrain_script, environment).runs), None)
 
 
-def runs_ms_swift(command: str) -> bool:
-    """Tell whether `command` names ms-swift, whose switches take a value."""
-    return bool(_MEGATRON_SWIFT.search(command) or _SWIFT.search(command))
+def pretrain_kind(run: ProgramRun) -> str:
+    """Return what the script trains, such as gpt."""
+    match = PROGRAM.search(run.program) or MODULE.search(run.program)
+    return match[1] if match else ""
 
 
-def runs_pretrain_script(command: str) -> bool:
-    """Tell whether `command` names one of Megatron-LM's own pretrain scripts."""
-    return bool(_PRETRAIN_SCRIPT.search(command))
+def is_pretrain_script(words: Sequence[str], at: int) -> bool:
+    """Return whether a word of a command is a pretrain script, by its file or as a module."""
+    is_module = at > 0 and words[at - 1] in ("-m", "--module") and MODULE.search(words[at])
+    return bool(is_module or PROGRAM.search(words[at]))
 
 
-def describes_dense_model(command: str) -> bool:
-    """Tell whether a command describes its whole model by options, and none of them is about experts.
-
-    >>> describes_dense_model("python pretrain_gpt.py --num-layers 16 --hidden-size 2048")
-    True
-    >>> describes_dense_model("bash train.sh")
-    False
-    """
+def recognises(command: str) -> bool:
+    """Return whether a command comes down to a pretrain script for decoder-only models."""
     run = find_pretrain_run(command)
-    if run is None or run.extended:
-        return False
-    args = MegatronArgs.of(run.arguments)
-    return args.has("--num-layers") and args.has("--hidden-size") and not args.has("--num-experts")
+    return run is not None and pretrain_kind(run) not in OTHER_KINDS
 
 
-_ONES: Mapping[str, Value] = dict.fromkeys(("tp", "pp", "cp", "ep", "etp"), 1)
-_FAKE_TRAINER_TAKES: Mapping[str, Value] = {
-    **_ONES,
-    "mbs": 1,
-    "gbs": 16,
-    "recompute_granularity": "full",
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-    "vit_gradient_checkpointing": "true",
-}
-_MS_SWIFT_TAKES: Mapping[str, Value] = {**_ONES, "mbs": 1, "gbs": 16, "recompute_granularity": "selective"}
+def without_layout(command: str) -> str:
+    """Return the command of a script that `plan --emit` wrote, without the layout that it has by itself.
 
-
-def own_values(command: str) -> dict[str, Value]:
-    """Return the values that a command stands for, by its options and its program's defaults, as far as they are known.
-
-    >>> own_values("python fake_megatron_train.py --micro-batch-size 2")["mbs"], own_values("bash train.sh")
-    (2, {})
+    >>> without_layout("bash run.sh")
+    'LAYOUT= bash run.sh'
     """
-    line = ParsedCommand.of(command)
-    if runs_ms_swift(command):
-        taken = dict(_MS_SWIFT_TAKES)
-    elif runs_pretrain_script(command):
-        # Unset, --expert-tensor-parallel-size is that of the dense layers, and nothing is recomputed.
-        taken = {**_ONES, "etp": _value(line.get(OPTIONS["tp"]) or "1")}
-        if line.has(RECOMPUTE[-1]):
-            taken["recompute_granularity"] = "selective"
-    elif _FAKE_TRAINER.search(command):
-        taken = dict(_FAKE_TRAINER_TAKES)
-    else:
-        return {}
-    return taken | {name: _value(said) for name, option in OPTIONS.items() if (said := line.get(option)) is not None}
-
-
-def _value(said: str) -> Value:
-    return int(said) if said.isdecimal() and len(said) < 10 else said
-
-
-def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> str:
-    """Fill the placeholders of `command`, such as {tp}, then set the options of the values that had none.
-
-    What `wanted` has is set or taken away instead.
-    """
-    options = {name: option for name, option in OPTIONS.items() if name in values and option not in wanted}
-    return with_options(ParsedCommand.of(fill_or_set(command, options, values)), wanted).text
+    if _SAYS_LAYOUT.search(command):
+        return command
+    # In front of several commands it would count for the first alone.
+    return (
+        f"export {LAYOUT_VARIABLE}=; {command}"
+        if ParsedCommand.of(command).needs_shell
+        else f"{LAYOUT_VARIABLE}= {command}"
+    )

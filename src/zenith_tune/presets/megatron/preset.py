@@ -1,352 +1,384 @@
-"""Fine-tuning and pre-training with Megatron-LM and ms-swift on several GPUs."""
+"""Pre-training with Megatron-LM: all that is needed is read from the command that the user already has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.describe.model_catalog import ModelConfig, read_model_config
-from zenith_tune.errors import UsageError
+from zenith_tune.describe.megatron.args import MOST, is_local
+from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.hooks.injection import HOOK_PATH, hook_events, hook_files
+from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.rules import JobFacts
-from zenith_tune.presets.base import PresetRegistry, TuningPreset, refuse_sizes
-from zenith_tune.presets.launched_gpus import launched_resources
-from zenith_tune.presets.megatron.command import (
-    describes_dense_model,
-    edit_command,
-    own_values,
-    runs_megatron,
-    runs_ms_swift,
-    runs_pretrain_script,
+from zenith_tune.presets.arguments import refuse_sizes
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.framework_preset import FrameworkPreset, JobSpace
+from zenith_tune.presets.levers import NONE, Lever, lever_label
+from zenith_tune.presets.megatron.job import (
+    BALANCED,
+    MAX_GPUS,
+    PRESET,
+    MegatronJob,
+    MegatronLmOverrides,
+    at_most,
+    read_job,
+    subject_of,
+    unread_job,
 )
-from zenith_tune.presets.megatron.evaluator import sequence_in_command
-from zenith_tune.presets.megatron.space import SIZES, MegatronRules, MegatronSpace
-from zenith_tune.presets.megatron.swift import (
-    INTERLEAVING,
-    batch_notes,
-    find_swift_run,
-    has_layout_variable,
-    in_full,
-    interleaving,
-    log_option,
-    megatron_subject,
-    says_false,
-    swift_arguments,
-    swift_resources,
-    swift_version,
-    switched_on,
-    tokens_notes,
-    with_underscores,
+from zenith_tune.presets.megatron.levers.declaration import Situation
+from zenith_tune.presets.megatron.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
+from zenith_tune.presets.megatron.options import LOG_INTERVAL, dumped_options, dumped_sizes
+from zenith_tune.presets.megatron.rules import OVERLAPS
+from zenith_tune.presets.megatron.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron.version import version_note
+from zenith_tune.presets.megatron.written import (
+    measured_command,
+    refuse_unwritable,
+    routing_notes,
+    wanted_switches,
+    written_command,
 )
-from zenith_tune.presets.megatron_lm.job import without_layout
-from zenith_tune.presets.megatron_lm.options import (
-    CUSTOM_SPLITS,
-    OPTIONS,
-    RECOMPUTE,
-    SEQUENCE_PARALLEL,
-    Wanted,
-    dumped_sizes,
-)
+from zenith_tune.presets.shared.launched_gpus import run_resources
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.parameters import Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
+from zenith_tune.units import whole
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
 
-_, *ONLY_WITH_FULL, SELECTIVE_FLAG = RECOMPUTE
-"""The last is Megatron's short form, which overrides --recompute-granularity."""
-LABELS = {
-    **{name: name.upper() + "{}" for name in (*SIZES, "vp")},
-    "mbs": "mbs{}",
-    "recompute_granularity": "{}",
-    "recompute_method": "{}",
-    "recompute_num_layers": "layers{}",
-    "vit_gradient_checkpointing": "vit off",
-}
-UNSAID: Mapping[str, Value] = {
-    **dict.fromkeys((*SIZES, "vp"), 1),
-    "recompute_method": "uniform",
-    "recompute_num_layers": 1,
-    "vit_gradient_checkpointing": "true",
-}
+
+APEX = (FUSED_GRADIENTS, FUSED_SOFTMAX)
+"""What is built with Apex."""
+NO_APEX = ("Apex is not installed", "Apex are not installed")
+"""What Megatron warns of when it starts without it."""
 
 
-@PresetRegistry.register("megatron")
-class MegatronPreset(TuningPreset):
-    """Tune parallel sizes, the micro-batch and recomputation; GPUs and the global batch stay as they are.
+def asking(command: str) -> str:
+    """Return the command as its log says what is installed, where a variable can be set for it."""
+    try:
+        return ParsedCommand.of(command).started.with_path("PYTHONPATH", HOOK_PATH)
+    except CommandError:
+        return command
 
-    `model` is a Hugging Face id or a local path, from whose config.json the number of layers and of query groups is
-    read; explicit `num_layers` and `num_query_groups` win. `folding` uses the rules of Megatron Core and ms-swift,
-    which lay the experts over the same ranks as the dense layers, in place of the documented ones. `cluster` names the
-    GPUs, and `seq` the sequence length where the command does not say it: with `model` they are what a plan needs.
-    `vp_max` above 1, with `folding`, searches interleaved pipelines of up to so many model chunks per rank as well.
 
-    >>> preset = MegatronPreset(n_gpus=8, gbs=16, num_query_groups=4)
-    >>> preset.get_search_space()["tp"]
-    CategoricalParameter(choices=(1, 2, 4, 8))
+def installed(log: str) -> dict[str, bool]:
+    """Return which packages are there and which are not, as far as a log says; one process that has it is enough.
+
+    >>> installed('zenithtune: {"packages": {"deep_ep": false}}')
+    {'deep_ep': False}
     """
+    found: dict[str, bool] = {}
+    for event in hook_events(log):
+        packages = event.get("packages")
+        for name, is_there in packages.items() if isinstance(packages, dict) else ():
+            found[name] = found.get(name, False) or is_there is True
+    if any(warning in log for warning in NO_APEX):
+        found = {**dict.fromkeys(APEX, False), **found}
+    return found
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int,
-        mbs_max: int = 8,
-        gbs: int,
-        model: str | None = None,
-        num_layers: int | None = None,
-        num_query_groups: int | None = None,
-        folding: bool = False,
-        cluster: str | None = None,
-        seq: int | None = None,
-        vp_max: int = 1,
-    ) -> None:
-        refuse_sizes(n_gpus=n_gpus, mbs_max=mbs_max, gbs=gbs, vp_max=vp_max)
-        refuse_sizes(num_layers=num_layers, num_query_groups=num_query_groups, seq=seq)
-        if vp_max > 1 and not folding:
-            raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
-        self.n_gpus = n_gpus
-        self.vp_max = vp_max
-        self.mbs_max = mbs_max
-        self.gbs = gbs
-        self.folding = folding
-        self.model, self.cluster, self.seq = model, cluster, seq
-        self.model_config = None if model is None else read_model_config(model)
-        rules = _rules(self.model_config, num_layers, num_query_groups, folding=folding)
-        self.space = MegatronSpace(n_gpus=n_gpus, gbs=gbs, mbs_max=mbs_max, vp_max=vp_max, rules=rules)
-        self.facts = rules.facts
-        self._command = self._full_text = ""
-        self._has_layout_variable = False
 
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command` names Megatron-SWIFT, one of Megatron-LM's pretrain scripts, or the fake trainer.
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")
 
-        Megatron-SWIFT is found in a script as well.
-        """
-        full = in_full(command)
-        return runs_megatron(full) and "pretrain_mimo.py" not in full  # which preset mimo reads
 
-    @classmethod
-    def arguments_in(cls, command: str) -> dict[str, Any]:
-        return swift_arguments(command)
+def job_notes(space: MegatronLmSpace) -> list[str]:
+    """Return one line for each thing worth knowing."""
+    job = space.job
+    notes = [what_was_read(job), version_note(job.version)]
+    notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
+    notes += _hidden(job) + _log(job) + routing_notes(job)
+    if option := job.args.first(*RAMPS):
+        notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
+    if option := job.args.first("--save", "--load"):
+        notes.append(f"{option} stays as it is in your command: trials use the checkpoints there; better leave it out")
+    if _needs_connections(space):
+        notes.append(
+            f"Megatron asks for {CONNECTIONS}=1 with tp or cp above 1 before Blackwell: set it for the command"
+        )
+    return notes
 
-    def bind(self, command: str) -> None:
-        self._command, self._full_text = command, in_full(command)
-        self._has_layout_variable = has_layout_variable(command)
-        if self.facts.num_experts is None and describes_dense_model(command):
-            self.facts = replace(self.facts, num_experts=0)
-            self.space = replace(self.space, rules=replace(self.space.rules, facts=self.facts))
-        if filled := placeholder_names(command, self.get_search_space()):
-            own = {**UNSAID, "mbs": 1, "recompute_granularity": "full", **own_values(self._full_text)}
-            fixed = {name: own[name] for name in self.get_search_space() if name not in filled}
-            self.space = replace(self.space, fixed=fixed)
-        if self.vp_max == 1:
-            return
-        if self._swift_major(command) == 3 and self.facts.num_layers is None:
-            problem = (
-                "vp_max above 1 with ms-swift 3 needs the number of layers, because it takes the layers of a chunk"
-            )
-            raise UsageError(problem, hint="give model=NAME or num_layers=48")
-        # A command with no place for the option is refused now, not at the first trial that sets it.
-        self.apply_parameters(command, {name: axis.grid(1)[-1] for name, axis in self.get_search_space().items()})
 
-    def get_search_space(self) -> dict[str, Parameter]:
-        return self.space.parameters()
+def what_was_read(job: MegatronJob) -> str:
+    """Return the model and the job in a few words."""
+    model, at = job.model, job.start
+    assert model is not None
+    words = [model.name, f"{model.num_layers} layers", f"hidden {model.hidden}"]
+    if model.num_experts:
+        words.append(f"{model.num_experts} experts")
+    words += [f"sequence {job.job.seq_len}", f"batch {at.global_batch}"]
+    words += [f"{at.num_gpus} GPU{'s' * (at.num_gpus > 1)}", job.job.precision]
+    words += ["no Transformer Engine"] * is_local(job.args)
+    where = f"{job.run.script}" if job.run is not None and job.run.script else "your command"
+    return f"read from {where}: {', '.join(words)}"
+
+
+def _hidden(job: MegatronJob) -> list[str]:
+    if job.run is None:
+        return []
+    where, notes = job.run.script or "your command", []
+    if job.run.extended:
+        names = " and ".join(job.run.extended)
+        notes.append(f"{where} may add to {names} under a condition that is not followed here")
+    if job.run.is_guarded:
+        notes.append(
+            f"{where} runs {job.run.program} under a condition that is not followed here: is it the run meant?"
+        )
+    return notes
+
+
+def _log(job: MegatronJob) -> list[str]:
+    interval = job.args.text(LOG_INTERVAL)
+    if interval is not None and whole(interval) == 1:
+        return []
+    if job.takes_options:
+        return [f"trials run with {LOG_INTERVAL} 1, so that they can end early; the best command keeps your own"]
+    said = f"every {interval[:20]} iterations" if interval is not None else "every 100 iterations"
+    return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
+
+
+def _needs_connections(space: MegatronLmSpace) -> bool:
+    run = space.job.run
+    is_set = CONNECTIONS in os.environ or (run is not None and CONNECTIONS in run.variables)
+    return not is_set and any(value != 1 for name in ("tp", "cp") for value in space.choices[name])
+
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+class PointSpace(JobSpace, Protocol):
+    """A space whose points are made many at a time, without those that break a rule."""
+
+    def points(self) -> Iterator[Params]:
+        """Yield every point that breaks no rule."""
+
+    def tables(self) -> Iterator[PointTable]:
+        """Yield them many at a time."""
+
+
+P = TypeVar("P", bound=PointSpace)
+
+
+class MegatronFamily(FrameworkPreset[P]):
+    """What the presets of Megatron's commands share: points that are made many at a time, and how a run is measured."""
 
     def placeholder_names(self) -> set[str]:
         return {*super().placeholder_names(), "gbs", "n_gpus"}
 
-    def explain(self, params: Mapping[str, Value]) -> str | None:
-        return self.space.explain(params)
+    def points(self) -> Iterator[Params]:
+        return self._space.points()
 
-    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        is_full = params.get("recompute_granularity") == "full"
-        names = ("recompute_granularity", *(("recompute_method", "recompute_num_layers") if is_full else ()))
-        return dumped_sizes(params) | {name: params[name] for name in names if name in params}
+    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
+        return ((self._planned_layouts(command, table), table) for table in self._space.tables())
+
+    @abstractmethod
+    def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
+        """Return the layouts of rows of points, with all that the command says of them."""
 
     def decisive(self) -> tuple[str, ...]:
         return ("tp", "pp", "mbs")
 
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self.space.layout(params)
 
-    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        sharded, sp = self._planned(command, tp=int(params["tp"]), ep=int(params["ep"]))
-        return self.space.layout(params, sharded=sharded, sp=sp)
+@PresetRegistry.register("megatron-lm")
+class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
+    """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
 
-    def tables(self, command: str) -> Iterator[tuple[LayoutBatch, PointTable]] | None:
-        return ((self._planned_layouts(command, table), table) for table in self.space.tables())
+    Model, sequence, batch, precision and GPUs are read from the command; `model` is a name of the catalog, a
+    config.json or a Hugging Face id, and `vocab` the size of a tokenizer that cannot be looked up. Axes that `search`
+    does not list stay as they are in the command. Mixtures of experts are measured with balanced routing, or with
+    `routing=as-is` by the router of the command.
 
-    def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
-        sharded, sp = self._planned(command, tp=table["tp"], ep=table["ep"])
-        return self.space.layouts(table, sharded=sharded, sp=sp)
+    >>> preset = MegatronLmPreset(cluster="h100x8")
+    >>> preset.bind("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048 --swiglu "
+    ...             "--num-attention-heads 32 --seq-length 4096 --micro-batch-size 1 --global-batch-size 16 --bf16")
+    >>> preset.get_search_space()["tp"]
+    CategoricalParameter(choices=(1, 2, 4, 8))
+    """
 
-    def _planned(self, command: str, *, tp: Any, ep: Any) -> tuple[bool, Any]:
-        """Return whether the optimizer is sharded, and where trials have sequence parallelism."""
-        sharded, sp = switched_on(self._fixed(command))
-        adds = self.folding and self._adds_sequence_parallel(command, tp=tp, ep=ep)
-        return sharded, (tp > 1) & (adds | sp)
+    title, declared, most_grid_points = PRESET, LEVERS, 0
 
-    def subject(self, command: str) -> PlanSubject:
-        return megatron_subject(
-            self._full(command), model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq
+    def __init__(
+        self,
+        *,
+        n_gpus: int | None = None,
+        gbs: int | None = None,
+        cluster: str | None = None,
+        topology: str | None = None,
+        model: str | None = None,
+        vocab: int | None = None,
+        routing: str = BALANCED,
+        search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
+        mbs_max: int = 16,
+        tp_max: int = 64,
+    ) -> None:
+        sizes = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
+        for name, value in sizes.items():
+            refuse_sizes(**{name: value})
+            at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
+        search_names(search)
+        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab, routing=routing)
+        self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
+        self._unread: MegatronLmSpace | None = None
+        self._packages: dict[str, bool] = {}
+        """Which optional packages are installed where the user's command runs, as far as its log says."""
+        super().__init__(
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
         )
 
-    def points(self) -> Iterator[Params]:
-        return self.space.points()
+    def bind(self, command: str) -> None:
+        space = self._read(command)
+        names = list(space.open_names)
+        if self._given.gbs is not None and self._given.gbs != space.job.args.count("--global-batch-size"):
+            names.append("gbs")
+        if MODULES in space.searched:
+            names.append(MODULES)
+        refuse_unwritable(command, space.job, names)
+        self._bind_space(space)
+
+    def continue_with(self, recorded: Mapping[str, Sequence[Value]]) -> None:
+        if self._bound is not None and recorded and recorded.keys() <= STAGES.keys():
+            self._bind_space(MegatronLmSpace(self._bound.job, self._limits, recorded=recorded))
+
+    def _planned_layouts(self, command: str, table: PointTable) -> LayoutBatch:
+        return self._space.planned_layouts(table)
+
+    def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
+        return self._of(command).planned_layout(params)
+
+    def tries(self, layout: Layout) -> bool:
+        return self._usual_space.tries(layout)
+
+    @functools.cached_property
+    def _usual_space(self) -> MegatronLmSpace:
+        """What is searched where no fewer axes are asked for."""
+        usual = replace(self._limits, search=f"{DEFAULT}+{self._limits.search}")
+        return MegatronLmSpace(self._space.job, usual)
+
+    def train_steps(self, command: str) -> int | None:
+        args = self._of(command).job.args  # those of a script that is run by `bash train.sh`, too
+        samples, batch = args.text("--train-samples"), args.text("--global-batch-size")
+        if samples and batch and whole(samples) and whole(batch):
+            return (whole(samples) or 0) // (whole(batch) or 1)
+        return whole(args.text("--train-iters") or "")
+
+    def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        space = self._space
+        plain = {name: value for name, value in params.items() if name in space.choices}
+        replaced = lever_options(space.job, params)
+        switches = wanted_switches(space.job, space.layout(params), plain)
+        kept = {option: value for option, value in switches.items() if option not in replaced}
+        dumped = dumped_options(kept, tp=int(params["tp"]))
+        return dumped_sizes(params) | dumped | logged_levers(space.job, params)
+
+    def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
+        space = self._of(command)
+        if not space.job.takes_options:
+            return []
+        at = Situation(job=space.job, layout=space.layout(params), subject=self._known_subject)
+        found = [each for each in levers_for(at, ParsedCommand.of(command)) if each.name not in space.searched]
+        return self._levers.offered(found, at, self._packages)
 
     def own_point(self, command: str) -> Params | None:
-        full, space = self._full(command), self.get_search_space()
-        own = own_values(full)
-        if own.get("gbs") != self.gbs or placeholder_names(command, self.placeholder_names()):
-            return None
-        if own.get("recompute_granularity") == "selective" and self.folding:
-            own |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # as the one name of it has them
-        if self.model_config is not None and not self.model_config.is_vision_language:
-            own.setdefault("vit_gradient_checkpointing", "true")
-        line = ParsedCommand.of(full)
-        if not any(map(line.has, INTERLEAVING)):
-            own["vp"] = 1
-        elif self._has_layout_variable and "vp" not in space:
-            return None  # trials are without
-        if self._has_layout_variable and any(map(line.has, CUSTOM_SPLITS)):
-            return None
-        if any(name not in own or not parameter.contains(own[name]) for name, parameter in space.items()):
-            return None
-        point = {name: own[name] for name in space}
-        has_sp = switched_on(full)[1]
-        adds_sp = self.folding and self._adds_sequence_parallel(command, tp=point["tp"], ep=point["ep"])
-        return None if adds_sp and not has_sp else point
+        space = self._of(command)
+        point = space.own_point()
+        return point if all(space.parameters()[name].contains(value) for name, value in point.items()) else None
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
-        """Return `command` with the options set, or with its placeholders such as {tp}, {gbs} and {n_gpus} filled."""
-        values = {**params, "gbs": self.gbs, "n_gpus": self.n_gpus}
-        if placeholder_names(command, params):  # the user's own template, which may have no place for other options
-            return fill_placeholders(command, values)[0]
-        full = self._fixed(command)
-        if not self.folding:
-            return self._without_layout(edit_command(command, values, {}))
-        is_swift, interleaved = runs_ms_swift(full), self._interleaving(command, params)
-        wanted: Wanted = {SELECTIVE_FLAG: None, **interleaved}
-        if params.get("recompute_granularity") == "selective":
-            wanted |= dict.fromkeys(ONLY_WITH_FULL)
-        if runs_pretrain_script(full):
-            wanted[OPTIONS["vit_gradient_checkpointing"]] = None
-        if self._adds_sequence_parallel(command, tp=int(params["tp"]), ep=int(params["ep"])):
-            wanted[SEQUENCE_PARALLEL] = "true" if is_swift else True
-        edited = edit_command(command, values, wanted)
-        if is_swift:
-            edited = with_underscores(edited, command, (*OPTIONS.values(), SEQUENCE_PARALLEL, *interleaved))
-        return self._without_layout(edited)
+        """Return `command` with the options set, or with its placeholders such as {tp} and {gbs} filled."""
+        space = self._of(command)
+        return written_command(command, space.job, space.layout(params), params)
 
-    def _full(self, command: str) -> str:
-        return self._full_text if command == self._command else in_full(command)
+    def baseline_command(self, command: str) -> str:
+        """Return the user's own command with the hook that prints which packages it has."""
+        return asking(command)
 
-    def _fixed(self, command: str) -> str:
-        """Return what a command runs without the layout that its script has by itself."""
-        return in_full(without_layout(command)) if self._has_layout_variable else self._full(command)
+    def baseline_files(self) -> dict[str, str]:
+        return hook_files({"packages": {}})
 
-    def _without_layout(self, command: str) -> str:
-        return without_layout(command) if self._has_layout_variable else command
+    def read_baseline(self, log: str) -> list[str]:
+        """Learn which packages levers can count on; what that rules out stands in the report."""
+        self._packages = installed(log)
+        return []
 
     def trial_command(self, command: str) -> str:
-        """Return the command with a line of the log for every iteration; a template may have no place for options."""
-        option = log_option(self._full(command))
-        is_template = bool(placeholder_names(self._command, self.placeholder_names()))
-        if option is None or (is_template and not ParsedCommand.of(command).has(option)):
-            return command
-        edited = ParsedCommand.of(command).set({option: 1}).text
-        return with_underscores(edited, command, [option]) if runs_ms_swift(self._full(command)) else edited
-
-    def _interleaving(self, command: str, params: Mapping[str, Value]) -> dict[str, Value | None]:
-        if self.vp_max == 1 or "vp" in placeholder_names(command, ["vp"]):
-            return {}
-        layout, num_layers = self.layout(params), self.facts.num_layers
-        return interleaving(layout, num_layers=num_layers, major=self._swift_major(command))
-
-    def _swift_major(self, command: str) -> int | None:
-        full = self._full(command)
-        return swift_version(full).major if runs_ms_swift(full) else None
-
-    def _adds_sequence_parallel(self, command: str, *, tp: Any, ep: Any) -> Any:
-        """Tell whether a trial gets sequence parallelism, which goes with tensor parallelism alone.
-
-        Experts refuse to train without it. Everywhere else it only saves memory; ms-swift has norms that support it, so
-        it is set unless the command says no. Megatron-LM's own scripts may run without such norms: there it stays as it
-        is in the command.
-        """
-        full = self._fixed(command)
-        always = self.facts.num_experts or (runs_ms_swift(full) and not says_false(full, SEQUENCE_PARALLEL))
-        return (tp > 1) & ((ep > 1) | bool(always))
+        """Return the command as it is measured, where options can be added to it."""
+        return measured_command(command, self._space.job)
 
     def resources(self, command: str) -> Resources:
-        found, run = launched_resources(command, self.n_gpus), find_swift_run(command)
-        return found if run is None or found.nodes > 1 else found.given(nodes=swift_resources(run).nodes)
+        job = self._of(command).job
+        return run_resources(command, job.run, job.start.num_gpus)
 
     def label(self, params: Mapping[str, Value]) -> str:
-        """Return a point in a few words; what is 1, or as it is by default, goes without saying."""
-        said = {name: params[name] for name in LABELS if name in params and params[name] != UNSAID.get(name)}
-        return " ".join(LABELS[name].format(value) for name, value in said.items())
+        """Return a point in a few words; what is 1, or none, goes without saying."""
+        words = [f"{name.upper()}{params[name]}" for name in SIZES if params[name] != 1]
+        if "zero" in params:
+            words.append(f"Z{params['zero']}")
+        words.append(f"mbs{params['mbs']}")
+        if "sequence_parallel" in params and params["tp"] != 1:
+            words.append("SP" if params["sequence_parallel"] else "no SP")
+        if params["recompute"] != "none":
+            words.append(str(params["recompute"]))
+        if params.get("overlap", "none") != "none":
+            words.append(f"overlap {params['overlap']}")
+        words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
+        levers = {name: params[name] for name in NAMES if name in params and name not in OVERLAPS}
+        words += [lever_label(name, value) for name, value in levers.items()]
+        return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        if self.model is not None and self.cluster is not None:
-            from zenith_tune.strategies.guided.strategy import GuidedStrategy
+        from zenith_tune.strategies.guided.strategy import GuidedStrategy
 
-            return GuidedStrategy()
-        if self.space.fixed:
-            from zenith_tune.strategies.grid import GridStrategy
-
-            return GridStrategy()
-        from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
-
-        return MegatronHeuristicStrategy(n_gpus=self.n_gpus)
+        return GuidedStrategy()
 
     def evaluator(self) -> TuningEvaluator:
         from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
-        return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._full_text))
+        if self._bound is None:
+            return MegatronEvaluator(gbs=self._given.gbs)
+        job = self._bound.job
+        return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
 
     def notes(self, command: str) -> list[str]:
-        full = self._full(command)
-        notes = [*batch_notes(full, self.gbs), *tokens_notes(full)]
-        if self.facts.num_experts == 0 and self.n_gpus > 1:
-            who = self.model_config.source if self.model_config is not None else "the model of your command"
-            notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
-        if self.vp_max > 1 and runs_ms_swift(full):
-            version = swift_version(full)
-            notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
-        if self.folding:
-            return notes
-        if self.model_config is not None and self.model_config.num_experts is not None:
-            notes.append(
-                f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: documented is "
-                "DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses it"
-            )
-        if runs_pretrain_script(full):
-            notes.append(
-                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, and selective recomputation with a "
-                "method, which the documented rules set: folding=true leaves both out"
-            )
-        return notes
+        return [*job_notes(self._of(command)), *self._lever_notes(command)]
 
+    def _lever_notes(self, command: str) -> list[str]:
+        """Return which levers may be tried: those of the command's own layout, and of any that differs in one value."""
+        space, line = self._of(command), ParsedCommand.of(command)
+        if not space.job.takes_options:
+            return []
+        # Not only those that can be predicted here, nor at points that keep every rule.
+        situations = [Situation(job=space.job, layout=space.layout(point)) for point in space.near_points()]
+        near = {lever.name for at in situations for lever in levers_for(at, line)} - space.searched
+        return self._levers.note(LEVERS, near)
 
-def _rules(
-    config: ModelConfig | None, num_layers: int | None, num_query_groups: int | None, *, folding: bool
-) -> MegatronRules:
-    """Return the rules for a model; what the user says wins over what its config says."""
-    if config is None:
-        facts = JobFacts(num_layers=num_layers, num_query_groups=num_query_groups)
-        return MegatronRules(facts=facts, folding=folding)
-    facts = JobFacts(
-        num_layers=num_layers or config.num_layers,
-        num_query_groups=num_query_groups or config.num_query_groups,
-        num_attention_heads=config.num_attention_heads,
-        num_experts=config.num_experts or 0,
-    )
-    return MegatronRules(facts=facts, is_vision_language=config.is_vision_language, folding=folding)
+    @property
+    def _space(self) -> MegatronLmSpace:
+        """What is searched: of the command that the preset is bound to, or else of what is given."""
+        if self._bound is not None:
+            return self._bound
+        if self._unread is None:
+            self._unread = MegatronLmSpace(unread_job(self._given), self._limits)
+        return self._unread
+
+    def _of(self, command: str) -> MegatronLmSpace:
+        return self._bound or self._read(command)
+
+    def subject(self, command: str) -> PlanSubject:
+        if self._bound is not None:
+            return super().subject(command)
+        return subject_of(self._read(command).job, self.cluster, self.topology)
+
+    def _looked_up(self) -> PlanSubject:
+        return subject_of(self._space.job, self.cluster, self.topology)
+
+    def _read(self, command: str) -> MegatronLmSpace:
+        return MegatronLmSpace(read_job(command, self._given), self._limits)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from zenith_tune.presets.accelerate.settings import read_yaml
-from zenith_tune.presets.megatron_lm.options import LAYOUT, SHARDING, VIRTUAL, Wanted
-from zenith_tune.presets.megatron_lm.overlap import OPTION as MODULES
+from zenith_tune.presets.megatron.options import LAYOUT, SHARDING, VIRTUAL, Wanted
+from zenith_tune.presets.megatron.overlap import OPTION as MODULES
+from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.study.parameters import Value
 
 SECTIONS = ("model", "model.transformer", "train", "ddp", "optimizer")
@@ -50,7 +50,7 @@ _DUMP = re.compile(r"^(_target_: \S*ConfigContainer\n(?:.+\n)+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class RecipeConfig:
-    """Hold the values of a configuration by their paths, such as model.num_layers."""
+    """The values of a configuration by their paths, such as model.num_layers."""
 
     values: Mapping[str, Any]
 
@@ -94,7 +94,7 @@ class RecipeConfig:
         return [*words, *self._precision()]
 
     def _counts(self, path: str) -> bool:
-        """Tell whether a field stands for an option: defaults of what a job does not use do not."""
+        """Return whether a field stands for an option: defaults of what a job does not use do not."""
         section, _, name = path.rpartition(".")
         if name.startswith(("expert_", "moe_")) and not self.get("num_moe_experts"):
             return False
@@ -123,7 +123,7 @@ class RecipeConfig:
 
     @property
     def has_adapters(self) -> bool:
-        """Tell whether only adapters are trained, as LoRA's."""
+        """Whether only adapters are trained, as LoRA's."""
         return any(path.startswith("peft.") for path in self.values)
 
     def fault(self, asked: Mapping[str, Value]) -> str | None:

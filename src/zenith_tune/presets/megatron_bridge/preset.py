@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,38 +12,30 @@ from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.deepspeed.job import path_in_training_folder
+from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.megatron.job import AS_IS, BALANCED, job_of, num_gpus_of, provisional_job
+from zenith_tune.presets.megatron.levers.offered import LEVERS
+from zenith_tune.presets.megatron.options import BALANCED_ROUTING, Wanted
+from zenith_tune.presets.megatron.preset import MegatronLmPreset, what_was_read
+from zenith_tune.presets.megatron.space import MegatronLmSpace
+from zenith_tune.presets.megatron.written import EXPERTS, SIZES, wanted_switches
+from zenith_tune.presets.megatron_bridge.command import PROGRAM, recipe_run
 from zenith_tune.presets.megatron_bridge.config import NULL, RecipeConfig
 from zenith_tune.presets.megatron_bridge.evaluator import MegatronBridgeEvaluator
-from zenith_tune.presets.megatron_lm.command import EXPERTS, SIZES, wanted_switches
-from zenith_tune.presets.megatron_lm.job import AS_IS, BALANCED, job_of, num_gpus_of, provisional_job
-from zenith_tune.presets.megatron_lm.levers.offered import LEVERS
-from zenith_tune.presets.megatron_lm.options import BALANCED_ROUTING, Wanted
-from zenith_tune.presets.megatron_lm.preset import MegatronLmPreset, what_was_read
-from zenith_tune.presets.megatron_lm.space import MegatronLmSpace
+from zenith_tune.presets.shared.training_files import path_in_training_folder
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.script import ProgramRun
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Params, Value
 
 PRESET = "preset megatron-bridge"
-PROGRAM = "run_recipe.py"
 SAVED = "logger.save_config_filepath"
 """Where Megatron-Bridge saves its configuration, in a run and by --dry-run."""
 IN_TRIALS: dict[str, Value] = {"logger.log_interval": 1, "checkpoint.save": NULL, "checkpoint.load": NULL}
 """What is set in every run that is measured, and the best command is without."""
 MAX_BYTES = 1 << 20
-
-
-def recipe_run(command: str) -> ProgramRun | None:
-    """Return the first run of a recipe that a command leads to."""
-    return next(iter(find_runs(command, _is_recipe_script).runs), None)
-
-
-def _is_recipe_script(words: Sequence[str], at: int) -> bool:
-    return words[at].rpartition("/")[2] == PROGRAM
 
 
 def required_run(command: str) -> ProgramRun:
@@ -83,15 +75,10 @@ class MegatronBridgePreset(MegatronLmPreset):
     _run: ProgramRun | None = None
     _config: RecipeConfig | None = None
 
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command`, or a shell script that it starts, runs a recipe."""
-        return recipe_run(command) is not None
-
     def bind(self, command: str) -> None:
         self._run = required_run(command)
         self._config = saved_config(command, self._run)
-        self._bound = self._read(command)
+        self._bind_space(self._read(command))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn the recipe's configuration from the run that printed it."""
@@ -106,25 +93,17 @@ class MegatronBridgePreset(MegatronLmPreset):
             # Its run was measured before it was known to have experts.
             self._given = replace(self._given, routing=AS_IS)
         self._config = found
-        self._bound = self._read("")
-        return self._job_notes(self._bound)
+        return self._job_notes(self._bind_space(self._read("")))
 
     def own_point(self, command: str) -> Params | None:
         return super().own_point(command) if self._config else None
-
-    def subject(self, command: str) -> PlanSubject:
-        if self._config is None:
-            raise UsageError("the model is known when your own command has run")
-        if self._config.has_adapters:
-            raise UsageError("layouts are planned for training all parameters, but the recipe trains adapters")
-        return super().subject(command)
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         if self._config is None:
             return []
         # Whatever the configuration has can be overridden, wherever it is set.
-        found = super().levers(self._space().job.args.line.text, params)
-        release = self._space().job.features.release
+        found = super().levers(self._space.job.args.line.text, params)
+        release = self._space.job.features.release
         known = [each for each in LEVERS if each.first <= release <= each.last]
         keys = [(each.name, each.value) for each in known if all(map(self._config.key, each.sets))]
         return [lever for lever in found if (lever.name, lever.value) in keys]
@@ -137,14 +116,14 @@ class MegatronBridgePreset(MegatronLmPreset):
         needed = {
             key: value
             for key, value in asked.items()
-            # A benchmark recipe would scale a batch that nobody says.
+            # A benchmark recipe would scale a batch that is not stated.
             if key in given or key == self._config.key(SIZES["gbs"]) or self._config.fault({key: value})
         }
         return ParsedCommand.of(command).override(needed).text
 
     def trial_command(self, command: str) -> str:
         """Return the command as it is measured: a line for every iteration, and no checkpoints."""
-        routing = {BALANCED_ROUTING: True} if self._space().job.routing == BALANCED else {}
+        routing = {BALANCED_ROUTING: True} if self._space.job.routing == BALANCED else {}
         more = self._config.overrides({**routing}) if self._config else {}
         return ParsedCommand.of(command).override({**IN_TRIALS, **more}).text
 
@@ -152,9 +131,8 @@ class MegatronBridgePreset(MegatronLmPreset):
         return {}  # the evaluator compares the configuration itself
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.optuna import OptunaStrategy
-
-        return super().get_recommended_strategy() if self._known_subject("") else OptunaStrategy()
+        # Unlike a command of Megatron-LM, a recipe may train what cannot be planned.
+        return FrameworkPreset.get_recommended_strategy(self)
 
     def evaluator(self) -> TuningEvaluator:
         found = MegatronBridgeEvaluator()
@@ -165,7 +143,7 @@ class MegatronBridgePreset(MegatronLmPreset):
         notes = ["runs are measured with logger.log_interval=1, and neither load nor save checkpoints"]
         if self._config is None:
             return [*notes, "what the recipe sets is read from the configuration that your own command prints"]
-        return [*self._job_notes(self._space()), *notes, *self._lever_notes(command)]
+        return [*self._job_notes(self._space), *notes, *self._lever_notes(command)]
 
     def _job_notes(self, space: MegatronLmSpace) -> list[str]:
         return [
@@ -174,12 +152,19 @@ class MegatronBridgePreset(MegatronLmPreset):
         ]
 
     def _overrides(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        space = self._space()
+        space = self._space
         job, layout = space.job, space.layout(params)
         names = {**SIZES, **(EXPERTS if job.has_experts else {})}
         values = {**params, "gbs": layout.global_batch}
         sizes: Wanted = {option: values[name] for name, option in names.items() if name in values}
         return self._config.overrides({**sizes, **wanted_switches(job, layout, params)}) if self._config else {}
+
+    def _looked_up(self) -> PlanSubject:
+        if self._config is None:
+            raise UsageError("the model is known when your own command has run")
+        if self._config.has_adapters:
+            raise UsageError("layouts are planned for training all parameters, but the recipe trains adapters")
+        return super()._looked_up()
 
     def _read(self, command: str) -> MegatronLmSpace:
         run = self._run or required_run(command)

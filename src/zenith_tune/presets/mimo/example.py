@@ -15,8 +15,8 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MODULES, MimoDevice, MimoJob
 from zenith_tune.planner.mimo.modules import EncoderConfig, LanguageConfig, TransformerConfig
 from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
-from zenith_tune.presets.launched_gpus import started_gpus
 from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
+from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.units import whole

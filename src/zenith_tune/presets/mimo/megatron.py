@@ -14,12 +14,12 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import ENCODER, MimoDevice, MimoJob
 from zenith_tune.planner.mimo.modules import LANGUAGE
 from zenith_tune.planner.mimo.work import ModuleRates, PassRate
-from zenith_tune.presets.launched_gpus import pretrain_gpus
-from zenith_tune.presets.megatron_lm.emit import NEWER_THAN_HOPPER
-from zenith_tune.presets.megatron_lm.options import CUSTOM_SPLITS
+from zenith_tune.presets.megatron.emit import NEWER_THAN_HOPPER
+from zenith_tune.presets.megatron.options import CUSTOM_SPLITS
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
-from zenith_tune.presets.subject import job_cluster
+from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
+from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.shell.script import ProgramRun
 from zenith_tune.study.parameters import Params, Value
 

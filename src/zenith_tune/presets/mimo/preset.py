@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.base import PresetRegistry, TuningPreset
-from zenith_tune.presets.megatron_lm.job import find_pretrain_run, pretrain_kind
-from zenith_tune.presets.megatron_lm.options import LOG_INTERVAL
-from zenith_tune.presets.mimo.example import PROGRAM as EXAMPLE
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.megatron.options import LOG_INTERVAL
+from zenith_tune.presets.mimo.command import EXAMPLE, megatron_run, runs_example
 from zenith_tune.presets.mimo.example import read_example
 from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_images
-from zenith_tune.presets.mimo.megatron import KIND, read_megatron
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
+from zenith_tune.presets.mimo.megatron import read_megatron
+from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
-from zenith_tune.shell.script import ProgramRun
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.trial import Prediction
@@ -27,7 +26,7 @@ DERIVED = ("encoder_dp", "llm_dp", "llm_offset")
 
 
 @PresetRegistry.register("mimo")
-class MimoPreset(TuningPreset):
+class MimoPreset(CompletePreset):
     """Search which ranks an encoder and the language model train on, and how each is split over its own.
 
     For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
@@ -72,11 +71,6 @@ class MimoPreset(TuningPreset):
             images=read_images(images) if images else (),
         )
         self._bound: MimoSpace | None = None
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command` runs this package's MIMO example or Megatron-LM's."""
-        return _runs_example(command) or _megatron_run(command) is not None
 
     def bind(self, command: str) -> None:
         space = MimoSpace(read=self._read(command), mbs_max=self.mbs_max)
@@ -159,21 +153,12 @@ class MimoPreset(TuningPreset):
         return self._bound
 
     def _read(self, command: str) -> ReadCommand:
-        if _runs_example(command):
+        if runs_example(command):
             return read_example(ParsedCommand.of(command), self._given)
-        if (run := _megatron_run(command)) is not None:
+        if (run := megatron_run(command)) is not None:
             return read_megatron(run, self._given)
         problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
         raise UsageError(problem, hint="write it out, or choose another --preset")
-
-
-def _runs_example(command: str) -> bool:
-    return any(word.rpartition("/")[2] == EXAMPLE for word in ParsedCommand.of(command).front[-1:])
-
-
-def _megatron_run(command: str) -> ProgramRun | None:
-    run = find_pretrain_run(command)
-    return run if run is not None and pretrain_kind(run) == KIND else None
 
 
 def _with_variables(line: ParsedCommand, variables: Mapping[str, str]) -> str:

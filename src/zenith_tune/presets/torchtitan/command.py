@@ -26,6 +26,11 @@ Settings = dict[str, Any]
 """By section and key, such as training.seq_len."""
 
 
+def recognises(command: str) -> bool:
+    """Return whether a command, or a shell script that it starts, runs torchtitan."""
+    return titan_run(command) is not None
+
+
 def titan_run(command: str) -> ProgramRun | None:
     """Return the run of torchtitan that a command, or a script that it starts, comes down to."""
     runs = find_runs(command, _is_titan).runs
@@ -33,7 +38,7 @@ def titan_run(command: str) -> ProgramRun | None:
 
 
 def takes_options(command: str, run: ProgramRun) -> bool:
-    """Tell whether an option that is added to a command reaches torchtitan, which a script may not pass on."""
+    """Return whether an option that is added to a command reaches torchtitan, which a script may not pass on."""
     if not run.script or run.added_at is not None:
         return True
     found = titan_run(ParsedCommand.of(command).set({f"--{_TRIED}": 1}, keeps_names=True).text)
@@ -41,7 +46,7 @@ def takes_options(command: str, run: ProgramRun) -> bool:
 
 
 def _is_titan(words: Sequence[str], at: int) -> bool:
-    """Tell whether a word is the training program: torchtitan's own, or one that takes its way to name a job."""
+    """Return whether a word is the training program: torchtitan's own, or one that takes its way to name a job."""
     word = words[at]
     if word.endswith("torchtitan/train.py"):
         return True

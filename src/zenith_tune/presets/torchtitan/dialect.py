@@ -23,15 +23,15 @@ CUDA_GRAPHS_OFF = "training.disable_cuda_graphs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Hold what settings are called; those that are not here have one name in all dialects."""
+    """The names of settings; those that are not here have one name in all dialects."""
 
     name: str
     micro_batch: str = "training.local_batch_size"
-    """Of one data-parallel rank and pass; with a pipeline, of all its micro-batches."""
+    """Batch of one data-parallel rank and pass; with a pipeline, of all its micro-batches."""
     global_batch: str = "training.global_batch_size"
     seq_len: str = "training.seq_len"
     pipeline_batch: str = "parallelism.pipeline_parallel_microbatch_size"
-    """Of one micro-batch of a pipeline; their number where batches are counted in tokens."""
+    """Size of one micro-batch of a pipeline; their number where batches are counted in tokens."""
     counts_tokens: bool = False
     """Whether batches are counted in tokens in place of samples."""
     compile: str = "compile.enable"

@@ -11,8 +11,8 @@ from typing import Any
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import WORLD, JobFacts
-from zenith_tune.presets.launched_gpus import machine_gpus, pretrain_gpus, run_resources
-from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.presets.shared.launched_gpus import machine_gpus, pretrain_gpus, run_resources
+from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.presets.torchtitan.command import (
     FILE_OPTION,
     PRESET,
@@ -67,7 +67,7 @@ CATALOG = {"deepseek-v3-671b": "deepseek-v3", "deepseek-v3-16b": "deepseek-v2-li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanJob:
-    """Hold one job."""
+    """A job of torchtitan."""
 
     dialect: Dialect
     num_gpus: int
@@ -214,7 +214,7 @@ def _num_gpus(run: ProgramRun, given: JobOverrides) -> int:
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
     found = given.n_gpus or started or (None if "torchrun" in " ".join(run.launcher) else 1) or machine_gpus()
     if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
     return found
 

@@ -1,4 +1,4 @@
-"""Levers of torchtitan: settings beside the layout, which are tried on the point that won.
+"""Levers of torchtitan: settings besides the layout, which are tried on the point that won.
 
 Names are those of 0.1.0 to main at 2026-08-22. Products in 8 bits can be asked for by the command up to 0.2 alone;
 later they are part of a configuration in Python.
@@ -20,7 +20,7 @@ BENCHMARKS = "torchtitan's own benchmarks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanSituation:
-    """Hold what levers are asked for: a layout of a job."""
+    """A layout of a job that levers are asked for."""
 
     job: TitanJob
     layout: Layout
@@ -32,12 +32,12 @@ Written = Callable[[TitanJob, Layout], Mapping[str, Value]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanLever(LeverDeclaration[TitanSituation]):
-    """Declare a lever of torchtitan."""
+    """A lever of torchtitan."""
 
     sets: Written
 
     def is_for(self, at: TitanSituation) -> bool:
-        """Tell whether it can be turned on for a point of a job that does not have it yet."""
+        """Return whether it can be turned on for a point of a job that does not have it yet."""
         wanted = self.sets(at.job, at.layout)
         return bool(wanted) and any(at.job.own(name) != value for name, value in wanted.items()) and self.goes(at)
 

@@ -8,11 +8,12 @@ from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import DEFAULT, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
-from zenith_tune.presets.launched_gpus import run_resources
-from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
-from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
+from zenith_tune.presets.arguments import DEFAULT, refuse_steps
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.framework_preset import FrameworkPreset
+from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.shared.launched_gpus import run_resources
+from zenith_tune.presets.shared.subject import JobOverrides, LookedUp, job_model, seen_cluster
 from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
 from zenith_tune.presets.torchtitan.job import STEPS, TitanJob, live_job, read_job
@@ -20,8 +21,7 @@ from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation, levers
 from zenith_tune.presets.torchtitan.live import live_model
 from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
-from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
 
 LOG_FREQUENCY = "metrics.log_freq"
@@ -60,16 +60,15 @@ def _named_model(job: TitanJob) -> ModelSpec:
 
 
 @PresetRegistry.register("torchtitan")
-class TorchTitanPreset(TuningPreset):
+class TorchTitanPreset(FrameworkPreset[TitanSpace]):
     """Tune a command that runs torchtitan.train, itself or by a script such as run_train.sh.
 
     A TOML is read; a configuration in Python is known after a run of the command. Every value is an option of the
-    command, so that no file is changed, and the global batch stays what it is. `n_gpus`, `gbs`, `seq` and `model` say
-    what the command does not tell; `cluster` is this machine unless named, and `topology` a file with what
-    `nvidia-smi topo -m` says of each machine. `search` lists the axes, with a plus between them: tp, pp, schedule, cp,
-    ep, shard, mbs and ac. `levers` are the settings that are tried on the best point: default, none, or names with a
-    plus between them; those that change the numerics where `allow` names them. `steps` are those of a trial.
+    command, so that no file is changed, and the global batch stays what it is. `search` lists tp, pp, schedule, cp, ep,
+    shard, mbs and ac. `steps` are those of a trial.
     """
+
+    title, declared, most_grid_points = PRESET, LEVERS, 0
 
     def __init__(
         self,
@@ -86,20 +85,13 @@ class TorchTitanPreset(TuningPreset):
         mbs_max: int = 64,
         steps: int = 20,
     ) -> None:
-        refuse_sizes(n_gpus=n_gpus, gbs=gbs, seq=seq, mbs_max=mbs_max)
         refuse_steps(steps)
-        self.cluster, self.topology, self.search = cluster, topology, search
-        self.mbs_max, self.steps = mbs_max, steps
-        self._levers = LeverChoice.of(levers, allow, LEVERS)
+        self.steps = steps
         self._given = JobOverrides(n_gpus=n_gpus, gbs=gbs, seq=seq, model=model)
-        self._bound: TitanSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(lambda: job_model(None))
-        self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether `command`, or a shell script that it starts, runs torchtitan."""
-        return titan_run(command) is not None
+        super().__init__(
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
+        )
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
@@ -108,8 +100,8 @@ class TorchTitanPreset(TuningPreset):
 
     def _bind_job(self, job: TitanJob) -> None:
         model = self._model.get()
-        self._bound = TitanSpace.of(job, model if isinstance(model, ModelSpec) else None, self.search, self.mbs_max)
-        self._subject = LookedUp(self._looked_up)
+        known = model if isinstance(model, ModelSpec) else None
+        self._bind_space(TitanSpace.of(job, known, self.search, self.mbs_max))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn the settings of a configuration in Python, and the shape of the model, from a run of the command."""
@@ -131,27 +123,12 @@ class TorchTitanPreset(TuningPreset):
             notes.append(f"layouts are not planned: {now}")
         return notes
 
-    def get_search_space(self) -> dict[str, Parameter]:
-        return {name: CategoricalParameter(choices) for name, choices in self._space.axes.items()}
-
-    def explain(self, params: Mapping[str, Value]) -> str | None:
-        return self._space.explain(params)
-
     def decisive(self) -> tuple[str, ...]:
         return ("tp", "pp", "mbs", "ac")
-
-    def lever_space(self) -> dict[str, Parameter]:
-        return {**lever_parameters(LEVERS, self._space.axes)}
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         at = TitanSituation(job=self._space.job, layout=self.layout(params), shard=str(params["shard"]))
         return self._levers.offered(levers_for(at), at)
-
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self._space.layout(params)
-
-    def subject(self, command: str) -> PlanSubject:
-        return self._subject.required()
 
     def own_point(self, command: str) -> Params | None:
         return self._space.own_point() if self._space.job.is_known else None
@@ -165,7 +142,7 @@ class TorchTitanPreset(TuningPreset):
         return with_settings(command, self._space.job.dialect, self._space.written(params))
 
     def trial_command(self, command: str) -> str:
-        """Return the command as it is measured: a few steps, each in the log, and nothing beside them."""
+        """Return the command as it is measured: a few steps, each in the log, and nothing besides them."""
         job = self._space.job
         dialect = job.dialect
         # Of a TOML it is known what is on; an option that a release does not have would end the run.
@@ -180,18 +157,11 @@ class TorchTitanPreset(TuningPreset):
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1 goes without saying."""
-        axes = self._space.axes
         words = [f"{name.upper()}{params[name]}" for name in ("tp", "pp", "cp", "ep") if params[name] != 1]
         words += [str(params["schedule"])] * (params["pp"] != 1)
         words += [str(params["shard"])] * (params["shard"] != FSDP)
         words += [f"mbs{params['mbs']}", f"ac-{params['ac']}"]
-        return " ".join([*words, *(lever_label(name, value) for name, value in params.items() if name not in axes)])
-
-    def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.guided.strategy import GuidedStrategy
-        from zenith_tune.strategies.optuna import OptunaStrategy
-
-        return GuidedStrategy() if isinstance(self._subject.get(), PlanSubject) else OptunaStrategy()
+        return self._labelled(words, params)
 
     def evaluator(self) -> TuningEvaluator:
         found = TorchTitanEvaluator(n_gpus=self._space.job.num_gpus)
@@ -203,24 +173,7 @@ class TorchTitanPreset(TuningPreset):
         return job.global_batch * job.seq_len if job.is_known else None
 
     def notes(self, command: str) -> list[str]:
-        notes, planned = job_notes(self._space, self.steps), self._subject.get()
-        if isinstance(planned, UsageError):
-            notes.append(f"layouts are not planned before a trial: {planned}")
-        return [*notes, *self._lever_notes(command)]
-
-    def _lever_notes(self, command: str) -> list[str]:
-        """Return which levers may be tried: those of the job's own point, and of any that differs in one value."""
-        axes = self._space.axes
-        own: Params = {name: choices[0] for name, choices in axes.items()}
-        points = [own, *({**own, name: value} for name, choices in axes.items() for value in choices[1:])]
-        near = {lever.name for point in points for lever in self.levers(command, point)}
-        return self._levers.note(LEVERS, near)
-
-    @property
-    def _space(self) -> TitanSpace:
-        if self._bound is None:
-            raise UsageError(f"{PRESET} reads its job from a command, but has none: bind a command first")
-        return self._bound
+        return [*job_notes(self._space, self.steps), *self._plan_notes(), *self._lever_notes(command)]
 
     def _looked_up(self) -> PlanSubject:
         # Not at the top: the catalogs are loaded only where a plan is made.

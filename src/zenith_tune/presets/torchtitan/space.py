@@ -21,7 +21,8 @@ from zenith_tune.layouts.rules import (
     first_reason,
     rule_of,
 )
-from zenith_tune.presets.base import DEFAULT, chosen_axes
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, CUDA_GRAPHS_OFF
 from zenith_tune.presets.torchtitan.job import (
     EXPERT_TENSOR,
@@ -98,11 +99,10 @@ def _rounds(at: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TitanSpace:
-    """Turn a point into settings; the first choice of every axis is what the job has as it is."""
+class TitanSpace(AxisSpace):
+    """The axes of a job, and the settings that a point stands for."""
 
     job: TitanJob
-    axes: Mapping[str, tuple[Value, ...]]
     facts: JobFacts
 
     @classmethod
@@ -119,8 +119,7 @@ class TitanSpace:
         """Return the point that the job itself stands for; None where a trial of it would run another way."""
         job = self.job
         accumulates = job.size("pp") > 1 and job.rank_batch * job.batch_ranks != job.global_batch
-        point = {name: choices[0] for name, choices in self.axes.items()}
-        return None if accumulates or self.explain(point) is not None else point
+        return None if accumulates or self.explain(self.first_point) is not None else self.first_point
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return which rule a point breaks."""
@@ -180,8 +179,7 @@ class TitanSpace:
         }
         if dialect.has_cuda_graphs and (layout.pp > 1 or layout.ep > 1):
             found[CUDA_GRAPHS_OFF] = True
-        levers = {name: value for name, value in params.items() if name not in self.axes}
-        return found | lever_settings(self.job, layout, levers)
+        return found | lever_settings(self.job, layout, self.levers_of(params))
 
     def _batch(self, layout: Layout) -> dict[str, Value]:
         """Return the batch, which stays what it is: with a pipeline, all of a rank's micro-batches are one pass."""

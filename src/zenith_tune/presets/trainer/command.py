@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.hooks.injection import HOOK_PATH
-from zenith_tune.presets.accelerate.job import PLAIN_TYPE, launched_backend
-from zenith_tune.presets.accelerate.settings import read_yaml, yaml_text
-from zenith_tune.presets.deepspeed.command import find_config
-from zenith_tune.presets.deepspeed.job import path_in_training_folder
+from zenith_tune.presets.shared.accelerate_launch import PLAIN_TYPE, launched_backend
+from zenith_tune.presets.shared.training_files import find_config, path_in_training_folder, read_yaml, yaml_text
+from zenith_tune.presets.shared.trial_hook import starts_python
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.launchers import program_name
 from zenith_tune.shell.options import Splice, apply_splices
@@ -68,7 +66,7 @@ BARE = frozenset({"fsdp"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentFile:
-    """Hold a YAML or JSON with arguments, as the command names it."""
+    """A YAML or JSON with arguments, as the command names it."""
 
     name: str
     values: Mapping[str, Any]
@@ -128,7 +126,7 @@ def read_argument_file(command: str, name: str) -> ArgumentFile | None:
 
 
 def is_trl(command: str) -> bool:
-    """Tell whether a command is one of TRL's own, such as `trl sft`."""
+    """Return whether a command is one of TRL's own, such as `trl sft`."""
     target = ParsedCommand.of(command).found_target
     if target is None:
         return False
@@ -136,10 +134,10 @@ def is_trl(command: str) -> bool:
     return any(word == "trl" and after in _TRL for word, after in itertools.pairwise(words))
 
 
-def is_trainer_command(command: str) -> bool:
-    """Tell whether a command trains with a Trainer by its text: its options or its file have fields of it.
+def recognises(command: str) -> bool:
+    """Return whether a command trains with a Trainer by its text: its options or its file have fields of it.
 
-    >>> is_trainer_command("torchrun train.py --output_dir out --bf16"), is_trainer_command("torchrun train.py --lr 1")
+    >>> recognises("torchrun train.py --output_dir out --bf16"), recognises("torchrun train.py --lr 1")
     (True, False)
     """
     if is_trl(command):
@@ -147,7 +145,7 @@ def is_trainer_command(command: str) -> bool:
     line = ParsedCommand.of(command)
     kind = line.launcher.kind if line.launcher else None
     named = find_config(command)
-    if not starts_python(command) or kind == DEEPSPEED or (named is not None and named.path.endswith(".json")):
+    if not starts_python(command) or kind == DEEPSPEED or (named is not None and named.is_json):
         return False
     found = {name for name in NAMES if line.has(f"--{name}")}
     has_file = argument_file(command) is not None
@@ -155,15 +153,6 @@ def is_trainer_command(command: str) -> bool:
         # A script in the manner of Accelerate's own, without a Trainer, has the other names as well.
         return (has_file or bool(found & OWN_NAMES)) and launched_backend(command) == PLAIN_TYPE
     return has_file or MICRO_BATCH in found or (len(found) > 1 and bool(found & OWN_NAMES))
-
-
-def starts_python(command: str) -> bool:
-    """Tell whether a command runs a Python script or module, with or without a launcher."""
-    target = ParsedCommand.of(command).found_target
-    if target is None or target.by_shell:
-        return False
-    front = [word.value for word in target.words[: target.first]]
-    return bool(front) and (front[-1].endswith(".py") or "-m" in front[:-1])
 
 
 def with_options(command: str, values: Mapping[str, Value]) -> str:
@@ -183,11 +172,6 @@ def with_file(command: str, path: str) -> str:
     return apply_splices(command, splices)
 
 
-def watched(command: str) -> str:
-    """Return the command with a trial's hook."""
-    return command if HOOK_PATH in command else hooked(command, HOOK_PATH)
-
-
-def hooked(command: str, folder: str) -> str:
-    """Return the command with a folder at the front of Python's path."""
-    return ParsedCommand.of(command).started.with_path("PYTHONPATH", folder)
+def may_be_for(command: str) -> bool:
+    """Return whether `command` runs a Python program, which may make a Trainer."""
+    return starts_python(command)

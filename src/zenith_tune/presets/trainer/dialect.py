@@ -16,7 +16,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Declare what a program calls the arguments of its Trainer, and how a command gives them."""
+    """A program's names for the arguments of its Trainer, and how a command gives them."""
 
     keys: Mapping[str, str]
     """Its key for each argument; one that is not here cannot be set."""
@@ -33,9 +33,9 @@ class Dialect:
     unseen: frozenset[str] = frozenset()
     """Arguments that do not reach its TrainingArguments, so that a run does not show them."""
     follows: Mapping[str, str] = field(default_factory=dict)
-    """Arguments that the program works out itself where a key is given, and refuses beside it."""
+    """Arguments that the program works out itself where a key is given, and refuses besides it."""
     in_trials: Mapping[str, str] = field(default_factory=dict)
-    """Keys that are set in trials, beside the fields that the hook sets."""
+    """Keys that are set in trials, besides the fields that the hook sets."""
     num_processes: Callable[[str], int | None] = lambda command: None
     """Return how many ranks a command starts, where the program is its own launcher."""
 
@@ -49,7 +49,7 @@ class Dialect:
         given = self.read(command)
         wanted = {name: value for name, value in values.items() if self.follows.get(name) not in given}
         keys = {self.keys[name]: self._written_value(name, value) for name, value in wanted.items()}
-        # A program may know the Trainer's own name beside its key, and do what either says.
+        # A program may know the Trainer's own name besides its key, and do what either says.
         both = {name: value for name, value in wanted.items() if name in given and name not in keys}
         return self.write(command, keys | both) if keys else command
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.hooked_run import WRAPPER_NAMES
-from zenith_tune.presets.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.presets.subject import JobOverrides
+from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,
@@ -20,9 +20,9 @@ from zenith_tune.presets.trainer.command import (
     PRESET,
     ArgumentFile,
     argument_file,
-    is_trainer_command,
     is_trl,
     option_values,
+    recognises,
 )
 from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.log import LiveTrainer, TrainerRun
@@ -50,7 +50,7 @@ class Carrier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerJob:
-    """Hold one job; before a run of it only what its text says, with the defaults of TrainingArguments."""
+    """A job of a Trainer; before a run of it only its text is known, with the defaults of TrainingArguments."""
 
     num_processes: int
     arguments: Mapping[str, Any]
@@ -114,7 +114,7 @@ class TrainerJob:
         return length * self.global_batch / self.tokens if type(length) is int and self.tokens else None
 
     def takes(self, name: str) -> bool:
-        """Tell whether a name that is no field of TrainingArguments can be given."""
+        """Return whether a name that is no field of TrainingArguments can be given."""
         if self.dialect is not None:
             return name in self.dialect.keys
         return self.is_trl or name in self.options or (self.file is not None and name in self.file.values)
@@ -155,7 +155,7 @@ def read_job(command: str, given: JobOverrides, dialect: Dialect | None = None) 
         num_processes=_num_processes(command, given.n_gpus),
         arguments={**DEFAULTS, **(file.values if file else values)},
         options=frozenset(name for name in names if line.has(f"--{name}")),
-        reads_options=file is None and is_trainer_command(command),
+        reads_options=file is None and recognises(command),
         file=file,
         is_trl=is_trl(command),
         seq_len=given.seq,
@@ -176,7 +176,7 @@ def _num_processes(command: str, given: int | None, dialect: Dialect | None = No
         return 1
     found = machine_gpus()
     if found is None and asks_for_all:
-        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine tells"
+        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
         raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
     return found or 1
 
@@ -217,7 +217,7 @@ def live_notes(job: TrainerJob) -> list[str]:
     if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
         notes.append(
             "the script sets arguments itself: trials set theirs by a hook on PYTHONPATH, and best_command.sh by the"
-            " folder trainer_arguments beside it, whose hooks.json lists what to write into the script"
+            " folder trainer_arguments next to it, whose hooks.json lists what to write into the script"
         )
     if job.checkpoints_itself:
         notes.append("gradient checkpointing stays on, because the script turns it on by a call of its own")

@@ -1,4 +1,4 @@
-"""Levers of a Trainer: arguments beside the batch and checkpointing, which are tried on the point that won.
+"""Levers of a Trainer: arguments besides the batch and checkpointing, which are tried on the point that won.
 
 Names are those of TrainingArguments in transformers 5.22 and of TRL 1.16.
 """
@@ -20,13 +20,13 @@ AMPERE = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSituation:
-    """Hold what levers are asked for: a point of a job."""
+    """A point of a job that levers are asked for."""
 
     job: TrainerJob
     params: Params
 
     def has(self, name: str, value: Value) -> bool:
-        """Tell whether the job has an argument of this value already; one that is not known counts as had."""
+        """Return whether the job has an argument of this value already; one that is not known counts as had."""
         trainer = self.job.trainer
         if name == ATTENTION:
             return trainer is None or trainer.attention == value
@@ -46,7 +46,7 @@ class TrainerSituation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLever(LeverDeclaration[TrainerSituation]):
-    """Declare a lever of a Trainer."""
+    """A lever of a Trainer."""
 
     sets: Mapping[str, Value]
     """Arguments; the first decides whether the job has it already."""
@@ -54,7 +54,7 @@ class TrainerLever(LeverDeclaration[TrainerSituation]):
     """The compute capability, times ten, that it needs."""
 
     def is_for(self, at: TrainerSituation) -> bool:
-        """Tell whether it can be turned on for a point of a job that does not have it yet."""
+        """Return whether it can be turned on for a point of a job that does not have it yet."""
         name, value = next(iter(self.sets.items()))
         if at.compute < self.least_compute or at.has(name, value):
             return False
@@ -63,7 +63,7 @@ class TrainerLever(LeverDeclaration[TrainerSituation]):
 
 
 def _fused_goes(at: TrainerSituation) -> bool:
-    """Tell whether the optimizer is the one that has a fused form."""
+    """Return whether the optimizer is the one that has a fused form."""
     return at.job.arguments.get("optim") == "adamw_torch"
 
 
@@ -72,7 +72,7 @@ def _loads_in_line(at: TrainerSituation) -> bool:
 
 
 def _padding_free_goes(at: TrainerSituation) -> bool:
-    """Tell whether TRL takes padding_free: samples must not be cut, and attention must know where each one ends."""
+    """Return whether TRL takes padding_free: samples must not be cut, and attention must know where each one ends."""
     trainer = at.job.trainer
     return trainer is not None and "flash" in (trainer.attention or "") and trainer.arguments.get(MAX_LENGTH) is None
 
@@ -83,7 +83,7 @@ def _is_ddp_without_checkpointing(at: TrainerSituation) -> bool:
 
 
 def _packing_goes(at: TrainerSituation) -> bool:
-    """Tell whether rows of TRL hold several samples each."""
+    """Return whether rows of TRL hold several samples each."""
     return (at.job.samples_of_row or 0.0) >= 2 and at.job.arguments.get("padding_free") is False
 
 

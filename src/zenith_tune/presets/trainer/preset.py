@@ -13,12 +13,15 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.hooked_run import RunAsked
 from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.trainer import HERE
-from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.accelerate.live_model import LiveModel, model_notes
-from zenith_tune.presets.base import DEFAULT, ConfirmingRun, PresetRegistry, TuningPreset, refuse_sizes, refuse_steps
-from zenith_tune.presets.launched_gpus import launched_resources
-from zenith_tune.presets.levers import NONE, Lever, LeverChoice, lever_label, lever_parameters
-from zenith_tune.presets.subject import JobOverrides, LookedUp, job_model, seen_cluster
+from zenith_tune.presets.arguments import DEFAULT, refuse_steps
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.framework_preset import FrameworkPreset
+from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.parts import ConfirmingRun
+from zenith_tune.presets.shared.launched_gpus import launched_resources
+from zenith_tune.presets.shared.live_model import LiveModel, model_notes
+from zenith_tune.presets.shared.subject import JobOverrides, LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.trial_hook import hooked, watched
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -26,10 +29,6 @@ from zenith_tune.presets.trainer.command import (
     MICRO_BATCH,
     PACKING,
     PRESET,
-    hooked,
-    is_trainer_command,
-    starts_python,
-    watched,
     with_file,
     with_options,
 )
@@ -40,8 +39,7 @@ from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, Train
 from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
 from zenith_tune.shell.placeholders import fill_placeholders
-from zenith_tune.strategies.base import TuningStrategy
-from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 
@@ -68,18 +66,15 @@ IN_TRIALS: dict[str, Any] = {
 
 
 @PresetRegistry.register("trainer")
-class TrainerPreset(TuningPreset):
+class TrainerPreset(FrameworkPreset[TrainerSpace]):
     """Tune a script that trains by Hugging Face's Trainer, or by one of TRL, however it is started.
 
     The global batch stays what it is: accumulation follows the micro-batch. Each trial makes `steps` updates, or more
     where they are quick, without logging, evaluation and saving, and fails where its Trainer was made with other
-    arguments than were asked for, unless `check` is false. `n_gpus`, `model` and `seq` say what neither the command nor
-    its run tells; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of
-    each machine. `search` lists the axes, with a plus between them. `levers` are the arguments that are tried on the
-    best point: default, none, or names with a plus between them; those that change the numerics where `allow` names
-    them.
+    arguments than were asked for, unless `check` is false. Levers are arguments of the Trainer.
     """
 
+    title, declared, most_grid_points = PRESET, LEVERS, 10**6
     dialect: ClassVar[Dialect | None] = None
     """How the program spells arguments, where it has names of its own for them."""
 
@@ -98,35 +93,22 @@ class TrainerPreset(TuningPreset):
         steps: int = 20,
         check: bool = True,
     ) -> None:
-        refuse_sizes(n_gpus=n_gpus, seq=seq, mbs_max=mbs_max)
         refuse_steps(steps)
-        self.cluster, self.topology, self.search = cluster, topology, search
-        self.mbs_max, self.steps, self.check = mbs_max, steps, check
-        self._levers = LeverChoice.of(levers, allow, LEVERS)
+        self.steps, self.check = steps, check
         self._given = JobOverrides(n_gpus=n_gpus, model=model, seq=seq)
-        self._bound: TrainerSpace | None = None
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
-        self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
+        super().__init__(
+            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
+        )
         self._too_large: list[tuple[int, Params]] = []
         """The points that ran out of memory, each with the largest micro-batch that is worth a trial after it."""
-
-    @classmethod
-    def recognises(cls, command: str) -> bool:
-        """Tell whether options or file of `command` have fields of TrainingArguments."""
-        return is_trainer_command(command)
-
-    @classmethod
-    def may_be_for(cls, command: str) -> bool:
-        """Tell whether `command` runs a Python program, which may make a Trainer."""
-        return starts_python(command)
 
     def bind(self, command: str) -> None:
         self._model = LookedUp(self._named_model)
         self._bind_job(read_job(command, self._given, self.dialect))
 
     def _bind_job(self, job: TrainerJob) -> None:
-        self._bound = TrainerSpace.of(job, self.search, self.mbs_max)
-        self._subject = LookedUp(self._looked_up)
+        self._bind_space(TrainerSpace.of(job, self.search, self.mbs_max))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn the arguments, the world, the model and what is installed from the Trainer that was made."""
@@ -142,10 +124,7 @@ class TrainerPreset(TuningPreset):
         self._bind_job(live_job(job, run))
         notes = live_notes(self._space.job)
         notes += model_notes(model, planned, self._subject.get())
-        return [*notes, *self._lever_notes()]
-
-    def get_search_space(self) -> dict[str, Parameter]:
-        return {name: CategoricalParameter(choices) for name, choices in self._space.axes.items()}
+        return [*notes, *self._lever_notes("")]
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         broken = self._space.explain(params)
@@ -166,18 +145,9 @@ class TrainerPreset(TuningPreset):
     def decisive(self) -> tuple[str, ...]:
         return (MBS, RECOMPUTE)
 
-    def lever_space(self) -> dict[str, Parameter]:
-        return {**lever_parameters(LEVERS, self._space.axes)}
-
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         at = TrainerSituation(job=self._space.job, params=dict(params))
         return self._levers.offered(levers_for(at), at, at.packages)
-
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return self._space.layout(params)
-
-    def subject(self, command: str) -> PlanSubject:
-        return self._subject.required()
 
     def own_point(self, command: str) -> Params | None:
         job = self._space.job
@@ -212,7 +182,7 @@ class TrainerPreset(TuningPreset):
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        """Return what the best command needs beside it: its file, or the folder that sets arguments."""
+        """Return what the best command needs next to it: its file, or the folder that sets arguments."""
         by_hook = self._carried(params, Carrier.HOOK)
         hook = hook_files({"trainer": {"set": by_hook}}, folder=FILE_STEM) if by_hook else {}
         return {**hook, **self._argument_file(params)}
@@ -257,13 +227,7 @@ class TrainerPreset(TuningPreset):
             words.append("checkpointing" if params[RECOMPUTE] else "no-checkpointing")
         if SHARDING in axes:
             words.append(str(params[SHARDING]) if params[SHARDING] != "none" else "ddp")
-        return " ".join([*words, *(lever_label(name, value) for name, value in params.items() if name not in axes)])
-
-    def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.grid import GridStrategy
-        from zenith_tune.strategies.guided.strategy import GuidedStrategy
-
-        return GuidedStrategy() if isinstance(self._subject.get(), PlanSubject) else GridStrategy()
+        return self._labelled(words, params)
 
     def evaluator(self) -> TuningEvaluator:
         job = self._space.job
@@ -274,7 +238,7 @@ class TrainerPreset(TuningPreset):
         return found
 
     def _proven(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return those arguments of a point that its Trainer tells."""
+        """Return those arguments of a point that its Trainer reports."""
         unseen = self.dialect.unseen if self.dialect else ()
         arguments = self._space.arguments(params) if params else {}
         return {name: value for name, value in arguments.items() if name not in unseen}
@@ -306,16 +270,6 @@ class TrainerPreset(TuningPreset):
         if job.arguments.get(AUTO_BATCH):
             notes.append(f"{AUTO_BATCH} is off in trials: it would change the batch that they are compared by")
         return notes
-
-    def _lever_notes(self) -> list[str]:
-        near = {lever.name for lever in self.levers("", self._space.own_point()) if not lever.missing}
-        return self._levers.note(LEVERS, near)
-
-    @property
-    def _space(self) -> TrainerSpace:
-        if self._bound is None:
-            raise UsageError(f"{PRESET} reads its job from a command, but has none: bind a command first")
-        return self._bound
 
     def _named_model(self) -> ModelSpec:
         if self._given.model is None:

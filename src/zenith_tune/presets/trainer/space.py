@@ -6,13 +6,14 @@ Its ranks share the state of a model not at all (DDP), by FSDP version 2, or by 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, JobFacts
-from zenith_tune.presets.base import DEFAULT, chosen_axes
+from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, PACKING
 from zenith_tune.presets.trainer.job import TrainerJob
 from zenith_tune.presets.trainer.levers import lever_arguments
@@ -31,7 +32,7 @@ AUTO = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Hold one way; the arguments are those of TrainingArguments, with JSON in place of a file."""
+    """A way to shard; its arguments are those of TrainingArguments, with JSON in place of a file."""
 
     name: str
     zero: int
@@ -42,7 +43,7 @@ class Sharding:
     """What Accelerate's plugins hold of it."""
 
     def goes(self, job: TrainerJob) -> bool:
-        """Tell whether a job that ran as plain data parallelism can be started so."""
+        """Return whether a job that ran as plain data parallelism can be started so."""
         trainer = job.trainer
         if trainer is None or (job.dialect is not None and not self.arguments.keys() <= job.dialect.keys.keys()):
             return False
@@ -105,11 +106,10 @@ AXES = (MBS, RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSpace:
-    """Turn a point into arguments; the first choice of every axis is what the job has as it is."""
+class TrainerSpace(AxisSpace):
+    """The axes of a job, and the arguments that a point stands for."""
 
     job: TrainerJob
-    axes: Mapping[str, tuple[Value, ...]]
 
     @classmethod
     def of(cls, job: TrainerJob, search: str, mbs_max: int) -> Self:
@@ -134,7 +134,11 @@ class TrainerSpace:
 
     def own_point(self) -> Params:
         """Return the point that the job itself stands for."""
-        return {name: choices[0] for name, choices in self.axes.items()}
+        return self.first_point
+
+    def near_points(self) -> Iterator[Params]:
+        """Yield the job as it is: what the levers of a Trainer need is the same at any point."""
+        yield self.first_point
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return which rule a point breaks."""
@@ -161,7 +165,7 @@ class TrainerSpace:
         return {**params, RECOMPUTE: True} if can_turn else None
 
     def takes_no_less(self, params: Mapping[str, Value], than: Mapping[str, Value]) -> bool:
-        """Tell whether a point takes as much memory as another of no larger a micro-batch, by all that it saves."""
+        """Return whether a point takes as much memory as another of no larger a micro-batch, by all that it saves."""
         keeps_as_much = bool(params[RECOMPUTE]) <= bool(than[RECOMPUTE])
         own, other = sharding_of(params), sharding_of(than)
         return keeps_as_much and own.zero <= other.zero and own.wrapper in (DDP, other.wrapper)
@@ -186,7 +190,7 @@ class TrainerSpace:
         if not self.job.checkpoints_itself:
             found[CHECKPOINTING] = bool(params[RECOMPUTE])
         found |= sharding_of(params).arguments
-        return found | lever_arguments({name: value for name, value in params.items() if name not in self.axes})
+        return found | lever_arguments(self.levers_of(params))
 
     def written(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return the arguments that are written for a point: those that the command has, and what is not so anyway."""

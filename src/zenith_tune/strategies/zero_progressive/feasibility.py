@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.describe.deepspeed_config import CHECKPOINTING, CPU, STAGE, DsConfig
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.strategies.zero_progressive.ds_config import CHECKPOINTING, CPU, STAGE, DsConfig
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import format_bytes

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zenith_tune.describe.deepspeed_config import MEMORY_MODES, matters
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.strategies.base import EvalFunction, await_first
-from zenith_tune.strategies.zero_progressive.ds_config import MEMORY_MODES, matters
 from zenith_tune.strategies.zero_progressive.rung import NOT_RUN, Choices, RungSearch
 from zenith_tune.study.parameters import Direction, Params, Value
 

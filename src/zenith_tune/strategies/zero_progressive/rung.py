@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zenith_tune.describe.deepspeed_config import AXES, CPU, MEMORY_MODES, matters
 from zenith_tune.strategies.base import relative_error
-from zenith_tune.strategies.zero_progressive.ds_config import AXES, CPU, MEMORY_MODES, matters
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, MeasuredMemory
 from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial

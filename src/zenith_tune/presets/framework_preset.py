@@ -1,0 +1,157 @@
+"""The base of the frameworks' presets: a job that is read from the command, the space of its points, and its levers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+
+from zenith_tune.errors import UsageError
+from zenith_tune.presets.arguments import DEFAULT, refuse_sizes
+from zenith_tune.presets.levers import NONE, Declared, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.parts import CompletePreset
+from zenith_tune.presets.shared.subject import JobOverrides, LookedUp
+from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
+
+if TYPE_CHECKING:
+    from zenith_tune.describe.job_spec import PlanSubject
+    from zenith_tune.layouts.layout import Layout
+    from zenith_tune.strategies.base import TuningStrategy
+
+
+class JobSpace(Protocol):
+    """What is searched of one job."""
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        """Return the search space."""
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        """Return which rule a point breaks, or None."""
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return the layout that a point stands for."""
+
+    def near_points(self) -> Iterator[Params]:
+        """Yield points by which to say which levers may be tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisSpace:
+    """A space of independent axes; the first choice of each is what the job has as it is."""
+
+    axes: Mapping[str, tuple[Value, ...]]
+
+    def parameters(self) -> dict[str, CategoricalParameter]:
+        """Return the search space."""
+        return {name: CategoricalParameter(choices) for name, choices in self.axes.items()}
+
+    @property
+    def first_point(self) -> Params:
+        """The job as it is."""
+        return {name: choices[0] for name, choices in self.axes.items()}
+
+    def near_points(self) -> Iterator[Params]:
+        """Yield the job as it is, and every point that differs in one value."""
+        yield self.first_point
+        yield from ({**self.first_point, name: value} for name in self.axes for value in self.axes[name][1:])
+
+    def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a point has besides the axes."""
+        return {name: value for name, value in params.items() if name not in self.axes}
+
+
+S = TypeVar("S", bound=JobSpace)
+
+
+class FrameworkPreset(CompletePreset, Generic[S]):
+    """A preset that reads its job from the command.
+
+    Every framework takes these arguments: `n_gpus`, `gbs`, `model` and `seq`, where it has them, say what the command
+    does not; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each
+    machine. `search` lists the axes, with a plus between them, and `mbs_max` is the largest micro-batch. `levers` are
+    the settings that are tried on the best point: default, none, or names with a plus between them; those that change
+    the numerics where `allow` names them.
+    """
+
+    title: ClassVar[str]
+    """The preset as messages name it."""
+    declared: ClassVar[Declared] = ()
+    """Its levers."""
+    most_grid_points = 100
+
+    def __init__(
+        self,
+        given: JobOverrides,
+        *,
+        cluster: str | None = None,
+        topology: str | None = None,
+        search: str = DEFAULT,
+        levers: str = DEFAULT,
+        allow: str = NONE,
+        mbs_max: int,
+    ) -> None:
+        refuse_sizes(n_gpus=given.n_gpus, gbs=given.gbs, seq=given.seq, mbs_max=mbs_max)
+        self.cluster, self.topology, self.search, self.mbs_max = cluster, topology, search, mbs_max
+        self._levers = LeverChoice.of(levers, allow, self.declared)
+        self._bound: S | None = None
+        self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
+
+    @abstractmethod
+    def _looked_up(self) -> PlanSubject:
+        """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
+
+    @property
+    def _space(self) -> S:
+        """What is searched of the command that the preset is bound to."""
+        if self._bound is None:
+            raise UsageError(f"{self.title} reads its job from a command, but has none: bind a command first")
+        return self._bound
+
+    def _bind_space(self, space: S) -> S:
+        """Search another space from now on; the subject is looked up again when it is asked for next."""
+        self._bound, self._subject = space, LookedUp(self._looked_up)
+        return space
+
+    @property
+    def _known_subject(self) -> PlanSubject | None:
+        found = self._subject.get()
+        return None if isinstance(found, UsageError) else found
+
+    def get_search_space(self) -> dict[str, Parameter]:
+        return {**self._space.parameters()}
+
+    def explain(self, params: Mapping[str, Value]) -> str | None:
+        return self._space.explain(params)
+
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        return self._space.layout(params)
+
+    def subject(self, command: str) -> PlanSubject:
+        return self._subject.required()
+
+    def lever_space(self) -> dict[str, Parameter]:
+        return {**lever_parameters(self.declared, self._space.parameters())}
+
+    def _lever_notes(self, command: str) -> list[str]:
+        """Return which levers may be tried on the job as it is, or on a point near to it."""
+        points = [point for point in self._space.near_points() if self._space.explain(point) is None]
+        near = {lever.name for point in points for lever in self.levers(command, point) if not lever.missing}
+        return self._levers.note(self.declared, near)
+
+    def _plan_notes(self) -> list[str]:
+        """Return why layouts are not planned, where they are not."""
+        found = self._subject.get()
+        return [f"layouts are not planned before a trial: {found}"] if isinstance(found, UsageError) else []
+
+    def _labelled(self, words: list[str], params: Mapping[str, Value]) -> str:
+        """Return the words of a point with those of its levers."""
+        searched = self._space.parameters()
+        levers = (lever_label(name, value) for name, value in params.items() if name not in searched)
+        return " ".join([*words, *levers])
+
+    def get_recommended_strategy(self) -> TuningStrategy:
+        """Return the guided strategy where layouts can be planned, else one by the number of points."""
+        from zenith_tune.strategies.guided.strategy import GuidedStrategy
+
+        return super().get_recommended_strategy() if self._known_subject is None else GuidedStrategy()

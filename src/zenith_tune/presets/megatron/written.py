@@ -1,0 +1,158 @@
+"""A point of the search written into the user's command, in the spelling that the command has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.presets.megatron.command import without_layout
+from zenith_tune.presets.megatron.job import BALANCED, MegatronJob
+from zenith_tune.presets.megatron.levers.offered import lever_options
+from zenith_tune.presets.megatron.options import (
+    BALANCED_ROUTING,
+    GATHER,
+    GRADS,
+    LOG_INTERVAL,
+    OPTIONS,
+    PER_CHUNK,
+    PIPELINE,
+    RECOMPUTE,
+    SEQUENCE_PARALLEL,
+    SHARDING,
+    VIRTUAL,
+    Wanted,
+    is_removable,
+    layout_options,
+    with_options,
+)
+from zenith_tune.presets.megatron.overlap import OPTION as MODULES
+from zenith_tune.presets.megatron.overlap import module_of, own_modules, wanted_overlap
+from zenith_tune.presets.megatron.rules import SWITCH
+from zenith_tune.presets.megatron.version import FOLDED_EXPERTS, VIRTUAL_STAGES
+from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names
+from zenith_tune.study.parameters import Value
+
+SIZES = {name: OPTIONS[name] for name in ("tp", "pp", "cp", "mbs", "gbs")}
+EXPERTS = {name: OPTIONS[name] for name in ("ep", "etp")}
+WRITTEN: Mapping[str, tuple[str, ...]] = {
+    **{name: (option,) for name, option in (SIZES | EXPERTS).items()},
+    "pp": (SIZES["pp"], *PIPELINE),
+    "vp": PIPELINE,
+    "recompute": RECOMPUTE,
+    "zero": (SHARDING, GATHER),
+    "sequence_parallel": (SEQUENCE_PARALLEL,),
+    "overlap": (GRADS, GATHER),
+    **{name: (option,) for name, option in SWITCH.items()},
+    "modules": (MODULES,),
+}
+"""The options that each parameter sets or takes away."""
+SET_ONLY = frozenset((*(SIZES | EXPERTS).values(), MODULES))
+"""Those that are never taken away: Megatron takes the last value of an option that is given twice."""
+
+
+def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapping[str, Value]) -> str:
+    """Return a command whose placeholders are filled, and in which all other options of a layout are set.
+
+    A script that does not pass its arguments on takes values by placeholders alone: nothing is set for it.
+    """
+    values = {**params, "gbs": layout.global_batch, "n_gpus": layout.num_gpus}
+    filled = placeholder_names(command, values)
+    if not job.takes_options:
+        return fill_placeholders(command, values)[0]
+    line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
+    text = with_options(line, wanted_switches(job, layout, params, filled)).text
+    return text if job.fixed is None else without_layout(text)
+
+
+def wanted_switches(
+    job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str] = ()
+) -> Wanted:
+    """Return what a point sets and takes away besides the sizes, without what a placeholder says."""
+    unfilled = {name: value for name, value in params.items() if name not in filled}
+    return _wanted(job, layout, params, filled) | wanted_overlap(unfilled) | lever_options(job, unfilled)
+
+
+def measured_command(command: str, job: MegatronJob) -> str:
+    """Return a command as it is measured: with a line of the log for every iteration, and its routing as asked for."""
+    if not job.takes_options:
+        return command
+    wanted: Wanted = {LOG_INTERVAL: 1, **({BALANCED_ROUTING: True} if job.routing == BALANCED else {})}
+    return with_options(ParsedCommand.of(command), wanted).text
+
+
+def routing_notes(job: MegatronJob) -> list[str]:
+    """Return how tokens go to experts in what is measured."""
+    if not job.has_experts or job.args.has(BALANCED_ROUTING):
+        return []
+    why = "a router that is not trained sends most tokens to a few experts"
+    if job.routing == BALANCED:
+        how = f"runs are measured with balanced routing ({BALANCED_ROUTING})"
+        return [f"{how}, as {why}; the best command is without; routing=as-is measures your router's own"]
+    return [f"runs are measured with your router's own choices: {why}, which takes memory and time"]
+
+
+def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:
+    """Return the options besides the sizes, without those that a placeholder says or the command keeps."""
+    model, start = job.model, job.start
+    is_old = model is not None and not job.features.has(VIRTUAL_STAGES)
+    wanted = layout_options(
+        layout,
+        num_layers=None if model is None else model.num_layers,
+        num_mtp_layers=0 if model is None else model.num_mtp_layers,
+        has_experts=job.has_experts,
+        chunks_by=PER_CHUNK if is_old else VIRTUAL,
+    )
+    kept = {*SIZES.values(), *EXPERTS.values()}
+    is_own_split = job.has_custom_split and job.fixed is None and (layout.pp, layout.vp) == (start.pp, start.vp)
+    if "vp" in filled or is_own_split:
+        kept |= {*PIPELINE}
+    if "recompute" in filled:
+        kept |= {*RECOMPUTE}
+    elif module := module_of(str(params.get("recompute", ""))):
+        wanted[MODULES] = module
+    if "zero" not in params:
+        kept.add(SHARDING)
+    elif not layout.zero:
+        wanted[GATHER] = None
+    return {option: value for option, value in wanted.items() if option not in kept}
+
+
+def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
+    """Raise where what `names` stand for cannot be set, or taken away, from outside the script that has it."""
+    run = job.run
+    if run is None:
+        return
+    left = [name for name in names if name not in placeholder_names(command, names)]
+    program = run.program.rpartition("/")[2]
+    if run.script and run.added_at is None and left:
+        problem = f"{run.script} must pass its arguments on for {', '.join(left)} to be set, but does not"
+        hint = (
+            f'hand "$@" on to the end of the line that runs {program}, or write {{{left[0]}}} where its value belongs'
+        )
+        raise UsageError(problem, hint=hint)
+    line, fixed = ParsedCommand.of(command), job.fixed or job.args
+    if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
+        problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
+        raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
+    for option in (option for name in left for option in WRITTEN[name]):
+        if option not in SET_ONLY and fixed.has(option) and not is_removable(line, option):
+            where = run.script or "a variable of your command"
+            problem = f"{option} is set in {where}, where a trial cannot take it away"
+            owners = " and ".join(name for name in left if option in WRITTEN[name])
+            raise UsageError(problem, hint=f"take it out there, or leave {owners} out of search")
+        if run.added_at is not None and option in SET_ONLY and _is_behind(job, option):
+            problem = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
+            raise UsageError(problem, hint=f'put "$@" at the end of the line that runs {program}')
+
+
+def _expert_sizes(job: MegatronJob) -> dict[str, str]:
+    if not job.has_experts:
+        return {}
+    return EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
+
+
+def _is_behind(job: MegatronJob, option: str) -> bool:
+    assert job.run is not None and job.run.added_at is not None
+    return type(job.args).of(job.run.arguments[job.run.added_at :]).has(option)
