@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes
 from zenith_tune.presets.levers import Declared, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.parts import CompletePreset
-from zenith_tune.presets.shared.subject import LookedUp
+from zenith_tune.presets.shared.subject import LookedUp, seen_cluster
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 
 if TYPE_CHECKING:
-    from zenith_tune.describe.job_spec import PlanSubject
+    from zenith_tune.describe.model_spec import ModelSpec
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.strategies.base import TuningStrategy
 
@@ -96,6 +97,29 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
         """Search another space from now on; the subject is looked up again when it is asked for next."""
         self._bound, self._subject = space, LookedUp(self._looked_up)
         return space
+
+    def _planned_job(
+        self,
+        model: ModelSpec,
+        framework: str,
+        *,
+        num_gpus: int,
+        seq_len: int | None,
+        precision: str,
+        gpu: str | None = None,
+        new_shapes: float = 0.0,
+    ) -> PlanSubject:
+        """Return model, cluster and job, or raise UsageError where the sequences or the machines are not known."""
+        # Not at the top: the catalogs are loaded only where a plan is made.
+        from zenith_tune.describe.framework_spec import load_framework
+
+        seq_len = (model.traced.num_tokens if model.traced else None) or seq_len
+        if seq_len is None:
+            problem = "the length of the sequences is not known: the command has no --max_seq_length or the like"
+            raise UsageError(problem, hint="give --args seq=2048")
+        spec = JobSpec(seq_len=seq_len, framework=load_framework(framework), precision=precision, new_shapes=new_shapes)
+        machines = seen_cluster(self._given.cluster, num_gpus, self._given.topology, gpu)
+        return PlanSubject(model=model, cluster=machines, job=spec)
 
     @property
     def _known_subject(self) -> PlanSubject | None:

@@ -205,8 +205,9 @@ def settings_of(backend: Backend, params: Mapping[str, Value]) -> AccelerateSett
 
 def ds_file(backend: Backend, params: Mapping[str, Value]) -> dict[str, str]:
     """Return DeepSpeed's JSON as a file, where the job has one."""
-    config = backend.ds_config(params) if isinstance(backend, DeepSpeedBackend) else None
-    return {DS_FILE: config.text} if config is not None else {}
+    if not isinstance(backend, DeepSpeedBackend) or not backend.has_json(params):
+        return {}
+    return {DS_FILE: backend.config_at(params).text}
 
 
 def trial_command(backend: Backend, command: str, params: Mapping[str, Value]) -> str:

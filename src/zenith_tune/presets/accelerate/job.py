@@ -21,7 +21,7 @@ from zenith_tune.presets.shared.accelerate_launch import (
     merged_settings,
 )
 from zenith_tune.presets.shared.accelerate_settings import SECTION_OF, AccelerateSettings
-from zenith_tune.presets.shared.launched_gpus import machine_gpus
+from zenith_tune.presets.shared.launched_gpus import job_gpus
 from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
@@ -122,7 +122,9 @@ def read_job(command: str, given: AccelerateArguments) -> AccelerateJob:
     carriers = frozenset(placeholder_names(command, ("mbs", "gas", "recompute")))
     mbs_option = given.mbs_option or next((name for name in MBS_OPTIONS if line.has(name)), None)
     gas_option = given.gas_option or _gas_option(line, mbs_option)
-    num_gpus = _num_gpus(settings, given, launch)
+    is_unknown = "num_processes" in launch.unknown_names
+    started = None if is_unknown else settings.whole("num_processes")
+    num_gpus = job_gpus(PRESET, given.n_gpus, started, asks_machine=not is_unknown, option="--num_processes")
     return AccelerateJob(
         settings=settings,
         backend=backend,
@@ -201,19 +203,6 @@ def _json_of(settings: AccelerateSettings, offloads: Mapping[str, Any]) -> dict[
             "stage3_gather_16bit_weights_on_model_save": settings.flag("zero3_save_16bit_model"),
         },
     }
-
-
-def _num_gpus(settings: AccelerateSettings, given: AccelerateArguments, launch: Launch) -> int:
-    is_unknown = "num_processes" in launch.unknown_names
-    started = None if is_unknown else settings.whole("num_processes")
-    if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and num_processes is {started}"
-        raise UsageError(problem, hint=f"leave n_gpus out, or change {settings.source}")
-    found = given.n_gpus or started or (None if is_unknown else machine_gpus())
-    if found is None:
-        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
-        raise UsageError(problem, hint="give --args n_gpus=8, or --num_processes 8 in the command")
-    return found
 
 
 def _accumulation(

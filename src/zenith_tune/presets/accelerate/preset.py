@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.describe.deepspeed_config import DsConfig
-from zenith_tune.describe.job_spec import JobSpec, PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -44,7 +43,7 @@ from zenith_tune.presets.shared.accelerate_launch import (
 from zenith_tune.presets.shared.accelerate_settings import CHECKED_VERSION
 from zenith_tune.presets.shared.live_model import HINT as MODEL_HINT
 from zenith_tune.presets.shared.live_model import LiveModel, model_notes
-from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.trial_hook import watched
 from zenith_tune.presets.shared.zero_lever_declaration import Release, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS
@@ -53,35 +52,6 @@ from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Trial
-
-
-def accelerate_subject(
-    backend: Backend, looked_up: LookedUp[ModelSpec], cluster: str | None, topology: str | None = None
-) -> PlanSubject:
-    """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
-    # Not at the top: the catalogs are loaded only where a plan is made.
-    from zenith_tune.describe.framework_spec import load_framework
-
-    job, model = backend.job, looked_up.required()
-    if model.traced is not None and isinstance(backend, MegatronBackend):
-        raise UsageError(f"{model.name} has no config, by which Megatron-LM would split it", hint=MODEL_HINT)
-    seq_len = (model.traced.num_tokens if model.traced else None) or job.seq_len
-    if seq_len is None:
-        raise UsageError("the command has no --max_seq_length, --block_size or the like", hint="give --args seq=2048")
-    if backend.own_micro_batch is None:
-        raise UsageError(
-            "the dataloader's batch size is not known", hint="give --args mbs_option=--batch_size, or gbs=256"
-        )
-    spec = JobSpec(seq_len=seq_len, framework=load_framework(backend.framework), precision=job.precision)
-    known: dict[str, Any] = {
-        "model": model,
-        "cluster": seen_cluster(cluster, job.num_gpus, topology, job.live_gpu),
-        "job": spec,
-    }
-    if not isinstance(backend, DeepSpeedBackend):
-        return PlanSubject(**known)
-    config = job.ds_config or DsConfig(values={}, source=job.settings.source)
-    return ZeroSubject(**known, config=config, num_ranks=backend.own_ranks)
 
 
 def accelerate_notes(backend: Backend) -> list[str]:
@@ -326,4 +296,26 @@ class AcceleratePreset(FrameworkPreset[Backend, AccelerateArguments]):
 
     def _looked_up(self) -> PlanSubject:
         assert self._model is not None, "bound with the backend"
-        return accelerate_subject(self._space, self._model, self._given.cluster, self._given.topology)
+        backend, job, model = self._space, self._space.job, self._model.required()
+        if model.traced is not None and isinstance(backend, MegatronBackend):
+            raise UsageError(f"{model.name} has no config, by which Megatron-LM would split it", hint=MODEL_HINT)
+        if backend.own_micro_batch is None:
+            hint = "give --args mbs_option=--batch_size, or gbs=256"
+            raise UsageError("the dataloader's batch size is not known", hint=hint)
+        planned = self._planned_job(
+            model,
+            backend.framework,
+            num_gpus=job.num_gpus,
+            seq_len=job.seq_len,
+            precision=job.precision,
+            gpu=job.live_gpu,
+        )
+        if not isinstance(backend, DeepSpeedBackend):
+            return planned
+        return ZeroSubject(
+            model=model,
+            cluster=planned.cluster,
+            job=planned.job,
+            config=job.ds_config or DsConfig(values={}, source=job.settings.source),
+            num_ranks=backend.own_ranks,
+        )

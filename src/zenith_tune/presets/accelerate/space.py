@@ -96,9 +96,21 @@ class Backend(AxisSpace, ABC):
     def changes(self, params: Mapping[str, Value]) -> dict[str, Any]:
         """Return the keys that a point sets in the file; None takes a key away."""
 
-    @abstractmethod
     def layout(self, params: Mapping[str, Value]) -> Layout:
         """Return the layout that a point stands for."""
+        recomputes = bool(params.get("checkpointing"))
+        return Layout(
+            num_gpus=self.ranks(params),
+            micro_batch=self.micro_batch(params),
+            global_batch=self.global_batch,
+            zero=self.zero_stage(params),
+            recompute="full/uniform" if recomputes else "none",
+            recompute_layers=int(recomputes),
+        )
+
+    def zero_stage(self, params: Mapping[str, Value]) -> int:
+        """Return what of a model's state is sharded, as the stages of ZeRO number it."""
+        return 0
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return which rule a point breaks."""
@@ -202,9 +214,6 @@ class PlainBackend(Backend):
     def changes(self, params: Mapping[str, Value]) -> dict[str, Any]:
         return {}
 
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return Layout(num_gpus=self.ranks(params), micro_batch=self.micro_batch(params), global_batch=self.global_batch)
-
 
 class FsdpBackend(Backend):
     """FSDP version 2: whether weights are gathered once or twice a step, and whether activations are kept."""
@@ -254,16 +263,8 @@ class FsdpBackend(Backend):
         at = FsdpSituation(job=self.job, params=dict(params), layout=self.layout(params), subject=subject)
         return choice.offered(fsdp_levers_for(at, self.axes), at)
 
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        recomputes = bool(params["checkpointing"])
-        return Layout(
-            num_gpus=self.ranks(params),
-            micro_batch=self.micro_batch(params),
-            global_batch=self.global_batch,
-            zero=3 if params["reshard"] else 2,
-            recompute="full/uniform" if recomputes else "none",
-            recompute_layers=int(recomputes),
-        )
+    def zero_stage(self, params: Mapping[str, Value]) -> int:
+        return 3 if params["reshard"] else 2
 
 
 class DeepSpeedBackend(Backend):
@@ -307,10 +308,6 @@ class DeepSpeedBackend(Backend):
             "offload_optimizer_device": params["offload_optimizer"],
             "offload_param_device": params["offload_param"],
         }
-
-    def ds_config(self, params: Mapping[str, Value]) -> DsConfig | None:
-        """Return the trial's JSON, where the job has one, or where levers need one."""
-        return self.config_at(params) if self.has_json(params) else None
 
     def has_json(self, params: Mapping[str, Value]) -> bool:
         """Return whether a trial has a JSON: Accelerate's own file has no keys for levers."""
@@ -357,13 +354,8 @@ class DeepSpeedBackend(Backend):
         )
         return choice.offered(levers_for(at), at)
 
-    def layout(self, params: Mapping[str, Value]) -> Layout:
-        return Layout(
-            num_gpus=self.ranks(params),
-            micro_batch=self.micro_batch(params),
-            global_batch=self.global_batch,
-            zero=int(params["stage"]),
-        )
+    def zero_stage(self, params: Mapping[str, Value]) -> int:
+        return int(params["stage"])
 
 
 def _own_first(own: bool) -> tuple[bool, ...]:

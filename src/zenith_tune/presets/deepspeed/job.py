@@ -21,7 +21,7 @@ from zenith_tune.describe.deepspeed_config import (
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.arguments import MOST, FrameworkArguments
 from zenith_tune.presets.deepspeed.command import PRESET, refuse_own_autotuning, refuse_two_configs
-from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.launched_gpus import job_gpus, started_gpus
 from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.shared.training_files import find_config, path_in_training_folder
 from zenith_tune.shell import ParsedCommand
@@ -82,7 +82,7 @@ def read_job(command: str, given: DeepSpeedArguments) -> DeepSpeedJob:
     refuse_two_configs(command)
     config, line = read_ds_config(_config_path(command, given)), ParsedCommand.of(command)
     refuse_listed_batch(config)
-    num_gpus = _num_gpus(command, given)
+    num_gpus = job_gpus(PRESET, given.n_gpus, started_gpus(command), option="--num_gpus")
     model_ranks = config.count((AUTOTUNING, "mp_size")) or 1
     if num_gpus % model_ranks:
         problem = f"autotuning.mp_size must divide the GPUs, but got {model_ranks} and {num_gpus}"
@@ -131,18 +131,6 @@ def _config_path(command: str, given: DeepSpeedArguments) -> Path:
         )
         raise UsageError(problem, hint="add it, or write {ds_config} in its place and give --args config=ds.json")
     return path_in_training_folder(command, named.path)
-
-
-def _num_gpus(command: str, given: DeepSpeedArguments) -> int:
-    started = started_gpus(command)
-    if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
-        raise UsageError(problem, hint="leave n_gpus out, or change the command")
-    found = given.n_gpus or started or machine_gpus()
-    if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
-        raise UsageError(problem, hint="give --args n_gpus=8, or --num_gpus 8 in the command")
-    return found
 
 
 def _is_trainer(line: ParsedCommand, config: DsConfig) -> bool:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from zenith_tune.describe.deepspeed_config import AUTOTUNING, Keys
-from zenith_tune.describe.job_spec import JobSpec
+from zenith_tune.describe.deepspeed_config import AUTOTUNING
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.arguments import chosen_axes, keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
-from zenith_tune.presets.deepspeed.job import DeepSpeedArguments, DeepSpeedJob, read_job
+from zenith_tune.presets.deepspeed.job import DeepSpeedArguments, read_job
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever
-from zenith_tune.presets.shared.subject import SEQUENCE_OPTIONS, LookedUp, job_cluster, job_model
+from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
 from zenith_tune.shell.placeholders import fill_placeholders
@@ -25,27 +24,6 @@ from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Trial
-
-
-def deepspeed_subject(job: DeepSpeedJob, cluster: str | None, topology: str | None = None) -> ZeroSubject:
-    """Return model, cluster, job and configuration, or raise UsageError with what is missing and how to give it."""
-    # Not at the top: the catalogs are loaded only where a plan is made.
-    from zenith_tune.describe.framework_spec import load_framework
-
-    model = job_model(job.model)
-    if job.seq_len is None:
-        options = ", ".join(option.replace("-", "_").replace("__", "--") for option in SEQUENCE_OPTIONS[:3])
-        raise UsageError(f"the command has no {options} or the like", hint="give --args seq=2048")
-    return ZeroSubject(
-        model=model,
-        cluster=job_cluster(cluster, job.num_gpus, topology),
-        job=JobSpec(seq_len=job.seq_len, framework=load_framework("deepspeed"), precision=job.precision),
-        config=job.config,
-        num_ranks=job.num_ranks,
-        model_ranks=job.num_gpus // job.num_ranks,
-        recomputes=job.recomputes,
-    )
-
 
 METRICS = ("throughput", "latency", "flops")
 INSIDE = {"gridsearch": "grid", "random": "random", "model_based": "model"}
@@ -98,12 +76,8 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         return []
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
-        at = self._situation(params)
-        return self._levers.offered(levers_for(at, self._searched_keys), at)
-
-    def _situation(self, params: Mapping[str, Value]) -> ZeroSituation:
         job, memory = self._space.job, self._memory.get()
-        return ZeroSituation(
+        at = ZeroSituation(
             params=dict(params),
             config=best_config(self._space, params),
             num_ranks=job.num_ranks,
@@ -112,10 +86,7 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
             subject=None if isinstance(memory, UsageError) else memory.subject,
             release=self._release,
         )
-
-    @property
-    def _searched_keys(self) -> set[Keys]:
-        return {axis.keys for axis in self._space.axes.values()}
+        return self._levers.offered(levers_for(at, {axis.keys for axis in self._space.axes.values()}), at)
 
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         return self._space.dumped(params)
@@ -168,9 +139,8 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 
         job = self._space.job
-        inside = job.tuning("tuner_type")
         return ZeroProgressiveStrategy(
-            inside=INSIDE.get(str(inside), "grid"),
+            inside=INSIDE.get(str(job.tuning("tuner_type")), "grid"),
             patience=job.tuning_count("tuner_early_stopping") or 5,
             inside_trials=job.tuning_count("tuner_num_trials") or 50,
         )
@@ -179,14 +149,15 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         from zenith_tune.estimates.model_flops import flops_per_token
         from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 
-        job, subject = self._space.job, self._subject.get() if self._metric() == "flops" else None
+        job, metric = self._space.job, self._metric()
+        subject = self._subject.get() if metric == "flops" else None
         per_sample = None
         if isinstance(subject, UsageError):
             raise UsageError(f"the metric flops needs the model, but {subject}")
         if subject is not None:
             per_sample = flops_per_token(subject.model, subject.job.seq_len) * subject.job.seq_len
         return DeepSpeedEvaluator(
-            objective=self._metric(),
+            objective=metric,
             gbs=job.global_batch,
             n_gpus=job.num_gpus,
             flops_per_sample=per_sample,
@@ -209,7 +180,19 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         return [*notes, *self._lever_notes(command)]
 
     def _looked_up(self) -> ZeroSubject:
-        return deepspeed_subject(self._space.job, self._given.cluster, self._given.topology)
+        job = self._space.job
+        planned = self._planned_job(
+            job_model(job.model), "deepspeed", num_gpus=job.num_gpus, seq_len=job.seq_len, precision=job.precision
+        )
+        return ZeroSubject(
+            model=planned.model,
+            cluster=planned.cluster,
+            job=planned.job,
+            config=job.config,
+            num_ranks=job.num_ranks,
+            model_ranks=job.num_gpus // job.num_ranks,
+            recomputes=job.recomputes,
+        )
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.presets.shared.training_files import read_yaml, yaml_text
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.units import whole
 
 Yaml = dict[str, Any]
@@ -135,14 +134,7 @@ def full_key(section: str, key: str) -> str:
     return key if not prefix or key.startswith(prefix.rstrip("_")) else prefix + key
 
 
-def checked(section: str, key: str) -> str:
-    """Return a key that Accelerate reads, or raise: in a file of ours there is no other."""
-    if key not in SECTIONS[section]:
-        raise UnknownNameError(f"key of Accelerate's {section}", key, SECTIONS[section])
-    return key
-
-
-MAX_BYTES = 1 << 20
+MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +189,7 @@ class AccelerateSettings:
             if value is None:
                 place.pop(key, None)
             else:
-                place[key if section is None else checked(section, key)] = value
+                place[key] = value
         return AccelerateSettings(values=values, source=self.source, unread=self.unread)
 
     def without(self, section: str) -> AccelerateSettings:
@@ -237,7 +229,7 @@ def read_settings(path: Path) -> AccelerateSettings:
     """Read a configuration, YAML or JSON, or say in one line what is wrong with it."""
     source = str(path)
     try:
-        text = _content(path)
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
         values = json.loads(text) if source.endswith(".json") else read_yaml(text)
     except FileNotFoundError:
         raise UsageError(f"the Accelerate configuration {source} does not exist: correct --config_file") from None
@@ -285,17 +277,5 @@ def _checked(values: Yaml, source: str) -> AccelerateSettings:
 
 def _written(values: Yaml) -> Yaml:
     """Return what is written of a configuration: nothing that is unset, and no section without a key."""
-    sections = {key: _set(value) if isinstance(value, dict) else value for key, value in values.items()}
-    return _set(sections)
-
-
-def _set(values: Yaml) -> Yaml:
-    return {key: value for key, value in values.items() if value is not None and value not in ({}, [])}
-
-
-def _content(path: Path) -> str:
-    with open_regular(Path(os.path.realpath(path))) as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError("larger than 1 MiB")
-    return data.decode("utf-8-sig")
+    found = {key: _written(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in found.items() if value is not None and value not in ({}, [])}

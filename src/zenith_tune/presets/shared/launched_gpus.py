@@ -14,7 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, last_option
 from zenith_tune.shell.script import ProgramRun
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 
@@ -83,9 +83,8 @@ def slurm_request(command: str, environment: Mapping[str, str] | None = None) ->
 def _batch_options(path: str) -> list[tuple[str, str]]:
     """Return the options of a script's #SBATCH lines, without their dashes; none of what is no readable script."""
     try:
-        with open_regular(Path(os.path.realpath(path))) as file:
-            return _SBATCH.findall(file.read(MAX_BYTES).decode(errors="replace"))
-    except (OSError, ValueError):
+        return _SBATCH.findall(read_regular(Path(path), MAX_BYTES).decode(errors="replace"))
+    except OSError:
         return []
 
 
@@ -135,10 +134,10 @@ def _hosts(path: str | None) -> dict[str, int]:
 def _accelerate_file(words: list[str]) -> int | None:
     path = last_option(words, "--config-file")
     try:
-        with open_regular(Path(os.path.realpath(path or os.devnull))) as file:
-            match = _YAML_PROCESSES.search(file.read(MAX_BYTES).decode(errors="replace"))
+        text = read_regular(Path(path or os.devnull), MAX_BYTES).decode(errors="replace")
     except OSError:
         return None
+    match = _YAML_PROCESSES.search(text)
     return _count(match[1]) if match else None
 
 
@@ -154,6 +153,21 @@ def machine_gpus() -> int | None:
         return load_cluster(LOCAL).num_gpus
     except UsageError:
         return None
+
+
+def job_gpus(title: str, given: int | None, started: int | None, *, asks_machine: bool = True, option: str) -> int:
+    """Return the GPUs of a job: what the user gives or the command starts, which must agree, or else this machine's.
+
+    `option` is what the command would say them by, for the hint.
+    """
+    if given is not None and started is not None and given != started:
+        problem = f"n_gpus must be what the command starts, but got {given} and the command starts {started}"
+        raise UsageError(problem, hint="leave n_gpus out, or change the command")
+    found = given or started or (machine_gpus() if asks_machine else None)
+    if found is None:
+        problem = f"{title} must know the number of GPUs, but neither the command nor this machine says"
+        raise UsageError(problem, hint=f"give --args n_gpus=8, or {option} 8 in the command")
+    return found
 
 
 def launched_resources(command: str, num_gpus: int | None = None) -> Resources:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from zenith_tune.shell.launchers import program_name
 from zenith_tune.shell.options import Splice, apply_splices
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED
 from zenith_tune.shell.target import splices_through
-from zenith_tune.study.files import open_regular
+from zenith_tune.study.files import read_regular
 from zenith_tune.study.parameters import Value
 from zenith_tune.units import whole
 
@@ -34,7 +33,7 @@ MAX_LENGTH = "max_length"
 """Of TRL: where samples are cut, and how long a packed row is."""
 FILE_STEM = "trainer_arguments"
 MAX_BYTES = 1 << 20
-_SUFFIXES = (".yaml", ".yml", ".json")
+SUFFIXES = (".yaml", ".yml", ".json")
 _TRL = ("sft", "dpo", "kto", "reward", "rloo", "grpo", "bco", "cpo", "orpo")
 
 SHARED_NAMES = frozenset(
@@ -87,7 +86,7 @@ def argument_file(command: str) -> ArgumentFile | None:
     """Return the file that is a script's only argument, where it holds fields of TrainingArguments."""
     target = ParsedCommand.of(command).found_target
     arguments = target.words[target.first :] if target else ()
-    if len(arguments) != 1 or not arguments[0].value.endswith(_SUFFIXES):
+    if len(arguments) != 1 or not arguments[0].value.endswith(SUFFIXES):
         return None
     found = read_argument_file(command, arguments[0].value)
     return found if found is not None and NAMES & found.values.keys() else None
@@ -117,8 +116,7 @@ def read_argument_file(command: str, name: str) -> ArgumentFile | None:
     """Return a file with keys and values; None of any other."""
     try:
         path = path_in_training_folder(command, name)
-        with open_regular(Path(os.path.realpath(path))) as file:
-            text = file.read(MAX_BYTES).decode("utf-8-sig")
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
         values = json.loads(text) if name.endswith(".json") else read_yaml(text)
     except (OSError, ValueError, RecursionError, UsageError):
         return None

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zenith_tune.presets.trainer.command import plain_argument, read_argument_file
+from zenith_tune.presets.trainer.command import SUFFIXES, plain_argument, read_argument_file
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.launchers import program_name
 from zenith_tune.study.parameters import Value
-
-_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class Dialect:
 
 def file_values(command: str) -> Mapping[str, Any] | None:
     """Return what the first YAML or JSON among a program's arguments says; None without one."""
-    name = next((word for word in program_words(command)[1] if word.endswith(_SUFFIXES)), None)
+    name = next((word for word in program_words(command)[1] if word.endswith(SUFFIXES)), None)
     if name is None:
         return None
     found = read_argument_file(command, name)

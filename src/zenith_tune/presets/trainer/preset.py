@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from zenith_tune.describe.job_spec import JobSpec, PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -20,7 +20,7 @@ from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.parts import ConfirmingRun
 from zenith_tune.presets.shared.launched_gpus import launched_resources
 from zenith_tune.presets.shared.live_model import LiveModel, model_notes
-from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.trial_hook import hooked, watched
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
@@ -260,24 +260,17 @@ class TrainerPreset(FrameworkPreset[TrainerSpace, TrainerArguments]):
         return job_model(self._given.model)
 
     def _looked_up(self) -> PlanSubject:
-        # Not at the top: the catalogs are loaded only where a plan is made.
-        from zenith_tune.describe.framework_spec import load_framework
-
         job, model = self._space.job, self._model.required()
         if not job.is_plain:
             raise UsageError(
                 "layouts of a Trainer are planned for plain data parallelism", hint="search without a plan"
             )
-        seq_len = (model.traced.num_tokens if model.traced else None) or job.seq_len
-        if seq_len is None:
-            raise UsageError("the length of the sequences is not known", hint="give --args seq=2048")
-        return PlanSubject(
-            model=model,
-            cluster=seen_cluster(self._given.cluster, job.num_processes, self._given.topology, job.gpu),
-            job=JobSpec(
-                seq_len=seq_len,
-                framework=load_framework(FRAMEWORK),
-                precision=job.precision,
-                new_shapes=job.new_shapes,
-            ),
+        return self._planned_job(
+            model,
+            FRAMEWORK,
+            num_gpus=job.num_processes,
+            seq_len=job.seq_len,
+            precision=job.precision,
+            gpu=job.gpu,
+            new_shapes=job.new_shapes,
         )
