@@ -18,7 +18,7 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout, parse_layout, parse_values
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import IMBALANCE, MAX_BATCH, MAX_SEQ, MOST_IMBALANCE, RISK
-from zenith_tune.presets.formats import FRAMEWORKS, ONE_EACH, format_named, refuse_framework
+from zenith_tune.presets.formats import ONE_EACH, format_named
 
 if TYPE_CHECKING:
     # Imported where they are needed: a mistake is reported without them.
@@ -189,11 +189,11 @@ def _refuse_unknown(kind: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, has_module: bool) -> FrameworkSpec:
-    known = FRAMEWORKS[emit] if emit is not None else ("megatron", OWN_FRAMEWORK)
+    known = format_named(emit).frameworks if emit is not None else ("megatron", OWN_FRAMEWORK)
     usual = OWN_FRAMEWORK if has_module and OWN_FRAMEWORK in known else known[0]
     found = framework if isinstance(framework, FrameworkSpec) else load_framework(framework or usual)
     if emit is not None:
-        refuse_framework(emit, found.name)
+        format_named(emit).refuse_framework(found.name)
     return found
 
 

@@ -29,7 +29,7 @@ from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
-from zenith_tune.presets.formats import FRAMEWORKS
+from zenith_tune.presets.formats import FORMATS
 
 if TYPE_CHECKING:
     from zenith_tune.api.plan_request import PlanRequest
@@ -115,7 +115,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
 @click.option("--pareto", is_flag=True, help="Also show what no layout beats in time, memory and GPUs together.")
 @click.option("--what-if", metavar="K=V,...", help="Plan again with changes: mem=+8 (GiB), gpus=128, seq=, gbs=.")
-@click.option("--emit", type=click.Choice(tuple(FRAMEWORKS)),
+@click.option("--emit", type=click.Choice(tuple(FORMATS)),
               help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
 @path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
 @click.option("--fix", "pinned", metavar="K=V,...", help="Values that are given, e.g. tp=8,pp=4,recompute=selective.")

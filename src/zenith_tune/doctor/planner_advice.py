@@ -14,7 +14,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.plan import PlannedLayout
-from zenith_tune.presets.formats import FRAMEWORKS, writable
+from zenith_tune.presets.formats import writable, writes
 
 LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
 """Least gains, above those of advice with a cause: a plan is less certain the farther a layout is from the run."""
@@ -77,7 +77,7 @@ def emit_command(run: DiagnosisInput, layout: Layout) -> str:
     planner, form = run.planner, run.origin.emit
     job, model = planner.job, _model(run)
     machines = f"{run.cluster.gpu.name}x{layout.num_gpus}"
-    if job.framework.name not in FRAMEWORKS.get(form, ()) or not model or not _is_catalogued(run):
+    if not writes(form, job.framework.name) or not model or not _is_catalogued(run):
         return ""
     said = {
         "model": model,

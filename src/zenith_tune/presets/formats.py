@@ -8,38 +8,8 @@ from dataclasses import dataclass, field, replace
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.presets.emission import SIZES, Emission, Target
+from zenith_tune.presets.emission import DATA_PARALLEL_ONLY, SIZES, Emission, Target
 
-FRAMEWORKS = {
-    "megatron": ("megatron", "megatron-local", "megatron-ci"),
-    "ms-swift": ("megatron",),
-    "deepspeed": ("deepspeed",),
-    "accelerate": ("megatron", "fsdp", "deepspeed", "hf-accelerate"),
-}
-"""The first is the one that is planned for where none is given."""
-
-
-def refuse_framework(name: str, framework: str) -> None:
-    """Raise where a format would say another run than the one that was planned."""
-    known = FRAMEWORKS[name]
-    if framework in known:
-        return
-    others = [other for other, takes in FRAMEWORKS.items() if framework in takes]
-    hint = f", or take --emit {' or '.join(others)}" if others else ""
-    problem = f"--emit {name} writes plans for {' or '.join(known)}"
-    raise UsageError(f"{problem}, but the framework is {framework}", hint=f"leave --framework out{hint}")
-
-
-def default_format(framework: str) -> str | None:
-    """Return the format that says most of a framework's plans; None where there is none for it.
-
-    >>> default_format("fsdp"), default_format("torchtitan")
-    ('accelerate', None)
-    """
-    return next((name for name, takes in FRAMEWORKS.items() if framework in takes), None)
-
-
-DATA_PARALLEL_ONLY = ("deepspeed", "fsdp", "hf-accelerate")
 ONE_EACH = dict.fromkeys(SIZES, 1)
 
 
@@ -48,6 +18,8 @@ class Format:
     """A format for layouts: who writes it, and what it cannot say."""
 
     name: str
+    frameworks: tuple[str, ...]
+    """Whose plans it writes; the first is the one that is planned for where none is given."""
     writer: str
     """Who writes it, as module:function, which is loaded when something is written."""
     pinned: dict[str, int] = field(default_factory=dict)
@@ -56,16 +28,25 @@ class Format:
     tensor_across_nodes: bool = True
     """Whether tensor parallelism may leave what fast links join where nothing else fits."""
 
+    def refuse_framework(self, framework: str) -> None:
+        """Raise where it would say another run than the one that was planned."""
+        if framework in self.frameworks:
+            return
+        others = [other.name for other in FORMATS.values() if framework in other.frameworks]
+        hint = f", or take --emit {' or '.join(others)}" if others else ""
+        problem = f"--emit {self.name} writes plans for {' or '.join(self.frameworks)}"
+        raise UsageError(f"{problem}, but the framework is {framework}", hint=f"leave --framework out{hint}")
+
     def emit(self, target: Target) -> Emission:
         """Return a layout written down, or raise where the format cannot say it."""
-        refuse_framework(self.name, target.job.framework.name)
+        self.refuse_framework(target.job.framework.name)
         module, _, name = self.writer.partition(":")
         found: Emission = getattr(importlib.import_module(module), name)(target)
         return found
 
     def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:
         """Return the part of a space that this format can say of a framework."""
-        refuse_framework(self.name, framework)
+        self.refuse_framework(framework)
         if framework in DATA_PARALLEL_ONLY:
             return replace(space, pinned={**ONE_EACH, **space.pinned})
         return replace(
@@ -76,25 +57,51 @@ class Format:
         )
 
 
-_FORMATS = (
-    Format(name="megatron", writer="zenith_tune.presets.megatron.emit:emit_megatron"),
-    Format(name="ms-swift", writer="zenith_tune.presets.megatron.emit:emit_ms_swift"),
-    Format(name="deepspeed", writer="zenith_tune.presets.deepspeed.emit:emit_deepspeed", pinned=ONE_EACH),
-    Format(
-        name="accelerate",
-        writer="zenith_tune.presets.accelerate.emit:emit_accelerate",
-        pinned={"vp": 1, "cp": 1},
-        uneven_splits=False,
-        recompute=("none", "full/uniform", "full/block"),
-        tensor_across_nodes=False,
-    ),
-)
-FORMATS = {kind.name: kind for kind in _FORMATS}
+FORMATS = {
+    each.name: each
+    for each in (
+        Format(
+            name="megatron",
+            frameworks=("megatron", "megatron-local", "megatron-ci"),
+            writer="zenith_tune.presets.megatron.emit:emit_megatron",
+        ),
+        Format(name="ms-swift", frameworks=("megatron",), writer="zenith_tune.presets.megatron.emit:emit_ms_swift"),
+        Format(
+            name="deepspeed",
+            frameworks=("deepspeed",),
+            writer="zenith_tune.presets.deepspeed.emit:emit_deepspeed",
+            pinned=ONE_EACH,
+        ),
+        Format(
+            name="accelerate",
+            frameworks=("megatron", *DATA_PARALLEL_ONLY),
+            writer="zenith_tune.presets.accelerate.emit:emit_accelerate",
+            pinned={"vp": 1, "cp": 1},
+            uneven_splits=False,
+            recompute=("none", "full/uniform", "full/block"),
+            tensor_across_nodes=False,
+        ),
+    )
+}
+
+
+def default_format(framework: str) -> str | None:
+    """Return the format that says most of a framework's plans; None where there is none for it.
+
+    >>> default_format("fsdp"), default_format("torchtitan")
+    ('accelerate', None)
+    """
+    return next((name for name, each in FORMATS.items() if framework in each.frameworks), None)
+
+
+def writes(form: str, framework: str) -> bool:
+    """Return whether there is a format of this name that writes a framework's plans."""
+    return form in FORMATS and framework in FORMATS[form].frameworks
 
 
 def writable(space: SearchSpace, form: str, framework: str) -> SearchSpace:
     """Return the part of a space that what runs the job can be given; all of it where no format writes for that."""
-    return FORMATS[form].narrowed(space, framework) if framework in FRAMEWORKS.get(form, ()) else space
+    return FORMATS[form].narrowed(space, framework) if writes(form, framework) else space
 
 
 def format_named(name: str) -> Format:

@@ -14,7 +14,7 @@ from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.pipeline import is_even
 from zenith_tune.presets.accelerate.job import ACCUMULATION_VARIABLE
 from zenith_tune.presets.accelerate.space import OFFLOADS, Backend, DeepSpeedBackend
-from zenith_tune.presets.emission import CHECKPOINTING_NOTE, SIZES, Emission, Target
+from zenith_tune.presets.emission import CHECKPOINTING_NOTE, DATA_PARALLEL_ONLY, Emission, Target
 from zenith_tune.presets.levers import lever_label
 from zenith_tune.presets.shared.accelerate_launch import Launch
 from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, Yaml
@@ -22,8 +22,6 @@ from zenith_tune.presets.shared.training_files import yaml_text
 from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.study.parameters import Value
 
-PLAIN = ("deepspeed", "fsdp", "hf-accelerate")
-"""Backends with data parallelism only."""
 KNOWN_MODELS = ("bert", "gpt2", "t5", "llama", "glm4")
 """What the models are called that its Megatron-LM plugin can build."""
 
@@ -31,9 +29,10 @@ KNOWN_MODELS = ("bert", "gpt2", "t5", "llama", "glm4")
 def accelerate_config(target: Target) -> Yaml:
     """Return the settings of the backend that runs the layout's framework."""
     framework = target.job.framework.name
-    if framework not in PLAIN:
+    if framework not in DATA_PARALLEL_ONLY:
         return {**_common(target, "MEGATRON_LM"), "megatron_lm_config": _megatron(target)}
-    _refuse_all_sizes(target)
+    problem = f"Accelerate's {framework} backend is planned with data parallelism only"
+    target.refuse_sizes(problem, hint="fix them to 1")
     if framework == "deepspeed":
         return {**_common(target, "DEEPSPEED"), "deepspeed_config": _deepspeed(target)}
     if _is_sharded(target):
@@ -63,7 +62,7 @@ def _batch_note(target: Target) -> str:
 
 def _backend_notes(target: Target) -> list[str]:
     notes = []
-    if target.job.framework.name not in PLAIN:
+    if target.job.framework.name not in DATA_PARALLEL_ONLY:
         return _model_notes(target)
     if target.job.framework.name == "fsdp" and not _is_sharded(target):
         notes.append("nothing is sharded: this is plain data parallelism, not FSDP")
@@ -159,15 +158,6 @@ def _fsdp(target: Target) -> Yaml:
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_activation_checkpointing": target.layout.recompute != "none",
     }
-
-
-def _refuse_all_sizes(target: Target) -> None:
-    cut = [name for name in SIZES if getattr(target.layout, name) > 1]
-    if cut:
-        problem = f"Accelerate's {target.job.framework.name} backend is planned with data parallelism only"
-        raise UsageError(
-            f"{problem}, but {layout_name(target.layout)} has {' and '.join(cut)} above 1", hint="fix them to 1"
-        )
 
 
 def _precision(target: Target, kind: str) -> str:

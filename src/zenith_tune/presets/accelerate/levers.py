@@ -61,18 +61,14 @@ class FsdpLever(LeverDeclaration[FsdpSituation]):
 
     def reported(self, job: AccelerateJob) -> dict[str, Value]:
         """Return what the hook of a trial says where it is on."""
-        prefixes = (BARE[FSDP], f"{PARALLELISM}_")
-        return {_without(key, prefixes): value for key, value in self.changes(job).items()}
+        changes = self.changes(job).items()
+        return {key.removeprefix(BARE[FSDP]).removeprefix(f"{PARALLELISM}_"): value for key, value in changes}
 
     def is_for(self, at: FsdpSituation) -> bool:
         """Return whether it can be turned on for a point of the job, whose file does not have it yet."""
         own = at.job.settings
         has_it = any(str(own.get(key) or "no").lower() not in OFF_WORDS for key in self.sets)
         return not has_it and self.goes(at)
-
-
-def _without(key: str, prefixes: tuple[str, ...]) -> str:
-    return next((key.removeprefix(prefix) for prefix in prefixes if key.startswith(prefix)), key)
 
 
 def _has_nodes(at: FsdpSituation) -> bool:
@@ -126,11 +122,6 @@ FSDP_LEVERS = (
         source="NVIDIA, Megatron-Bridge's measured runs: an optimizer takes 60 times as long on the host",
     ),
 )
-
-
-def fsdp_levers_for(at: FsdpSituation, searched: Mapping[str, object]) -> list[FsdpLever]:
-    """Return the levers that can be turned on for a point, without those that are searched with it."""
-    return [lever for lever in FSDP_LEVERS if lever.name not in searched and lever.is_for(at)]
 
 
 def fsdp_changes(job: AccelerateJob, levers: Mapping[str, Value]) -> dict[str, Value]:

@@ -87,7 +87,8 @@ def live_job(job: AccelerateJob, run: HookedRun) -> AccelerateJob:
     if backend != job.backend:
         settings = settings.having({"distributed_type": backend})
     if backend != job.backend or fixed:
-        settings = settings.having(_live_values(backend, run.settings))
+        reported, fields = run.settings, FIELDS.get(backend, ())
+        settings = settings.having({each.key: reported[each.reported] for each in fields if each.reported in reported})
     return replace(
         job,
         backend=backend,
@@ -141,10 +142,6 @@ def _micro_batch(job: AccelerateJob, run: HookedRun) -> int | None:
     of_megatron = run.settings.get("micro_batch_size")  # whose passes are of all micro-batches of an update
     live = LiveModel.of(run.model)
     return of_megatron if type(of_megatron) is int else live.micro_batch if live else None
-
-
-def _live_values(backend: str, reported: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.key: reported[each.reported] for each in FIELDS.get(backend, ()) if each.reported in reported}
 
 
 def _refuse_other_batch(job: AccelerateJob, run: HookedRun, accumulation: int) -> None:

@@ -25,7 +25,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.presets.accelerate.job import AccelerateJob, accelerates_json
-from zenith_tune.presets.accelerate.levers import FsdpSituation, fsdp_changes, fsdp_levers_for, fsdp_reported
+from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpSituation, fsdp_changes, fsdp_reported
 from zenith_tune.presets.arguments import DEFAULT, chosen_axes
 from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.levers import Lever, LeverChoice
@@ -261,7 +261,7 @@ class FsdpBackend(Backend):
         self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
     ) -> list[Lever]:
         at = FsdpSituation(job=self.job, params=dict(params), layout=self.layout(params), subject=subject)
-        return choice.offered(fsdp_levers_for(at, self.axes), at)
+        return choice.offered([each for each in FSDP_LEVERS if each.name not in self.axes and each.is_for(at)], at)
 
     def zero_stage(self, params: Mapping[str, Value]) -> int:
         return 3 if params["reshard"] else 2

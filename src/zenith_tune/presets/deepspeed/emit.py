@@ -17,10 +17,9 @@ from zenith_tune.describe.deepspeed_config import (
     Keys,
 )
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import layout_name
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
 from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
-from zenith_tune.presets.emission import CHECKPOINTING_NOTE, SIZES, Emission, Target
+from zenith_tune.presets.emission import CHECKPOINTING_NOTE, Emission, Target
 from zenith_tune.study.parameters import Value
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -29,7 +28,12 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 def deepspeed_config(target: Target) -> dict[str, Any]:
     """Return the configuration: stage of sharding, micro-batch, accumulation and precision."""
     layout, precision = target.layout, target.job.precision
-    _refuse(target)
+    target.refuse_sizes(
+        "a DeepSpeed configuration has data parallelism and ZeRO only", hint="plan with --emit deepspeed"
+    )
+    if precision not in PRECISIONS:
+        problem = f"a DeepSpeed configuration has {', '.join(PRECISIONS)} only, but the plan is for {precision}"
+        raise UsageError(problem, hint="give another --precision, or --emit megatron")
     return {
         "train_batch_size": layout.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
@@ -50,19 +54,6 @@ def emit_deepspeed(target: Target) -> Emission:
         notes.append(CHECKPOINTING_NOTE)
     text = json.dumps(deepspeed_config(target), indent=2) + "\n"
     return Emission(file_name="ds_config.json", text=text, notes=tuple(notes))
-
-
-def _refuse(target: Target) -> None:
-    cut = [name for name in SIZES if getattr(target.layout, name) > 1]
-    name, precision = layout_name(target.layout), target.job.precision
-    if cut:
-        problem = "a DeepSpeed configuration has data parallelism and ZeRO only"
-        raise UsageError(f"{problem}, but {name} has {' and '.join(cut)} above 1: plan with --emit deepspeed")
-    if precision not in PRECISIONS:
-        problem = f"a DeepSpeed configuration has {', '.join(PRECISIONS)} only"
-        raise UsageError(
-            f"{problem}, but the plan is for {precision}", hint="give another --precision, or --emit megatron"
-        )
 
 
 def _zero(stage: int) -> dict[str, Any]:

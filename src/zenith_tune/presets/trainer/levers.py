@@ -62,15 +62,6 @@ class TrainerLever(LeverDeclaration[TrainerSituation]):
         return (dialect is None or self.sets.keys() <= dialect.keys.keys()) and self.goes(at)
 
 
-def _fused_goes(at: TrainerSituation) -> bool:
-    """Return whether the optimizer is the one that has a fused form."""
-    return at.job.arguments.get("optim") == "adamw_torch"
-
-
-def _loads_in_line(at: TrainerSituation) -> bool:
-    return at.job.arguments.get("dataloader_num_workers") == 0
-
-
 def _padding_free_goes(at: TrainerSituation) -> bool:
     """Return whether TRL takes padding_free: samples must not be cut, and attention must know where each one ends."""
     trainer = at.job.trainer
@@ -80,11 +71,6 @@ def _padding_free_goes(at: TrainerSituation) -> bool:
 def _is_ddp_without_checkpointing(at: TrainerSituation) -> bool:
     is_ddp = at.job.num_processes > 1 and at.job.is_plain and at.params.get("sharding", "none") == "none"
     return is_ddp and not at.params["checkpointing"]
-
-
-def _packing_goes(at: TrainerSituation) -> bool:
-    """Return whether rows of TRL hold several samples each."""
-    return (at.job.samples_of_row or 0.0) >= 2 and at.job.arguments.get("padding_free") is False
 
 
 LEVERS = (
@@ -120,7 +106,7 @@ LEVERS = (
     TrainerLever(
         name="fused_optimizer",
         sets={"optim": "adamw_torch_fused"},
-        goes=_fused_goes,
+        goes=lambda at: at.job.arguments.get("optim") == "adamw_torch",
         saves={"optimizer": 0.3},
         source=f"{ASSUMED}: one kernel for all parameters in place of one for each operation",
     ),
@@ -131,7 +117,7 @@ LEVERS = (
             "dataloader_persistent_workers": True,
             "dataloader_prefetch_factor": 4,
         },
-        goes=_loads_in_line,
+        goes=lambda at: at.job.arguments.get("dataloader_num_workers") == 0,
         saves={"overhead": 0.05},
         source=f"{ASSUMED}: batches are made beside the training; on an H200 with ready tokens 1% or less (2026-08)",
     ),
@@ -155,7 +141,8 @@ LEVERS = (
     TrainerLever(
         name=PACKING,
         sets={PACKING: True},
-        goes=_packing_goes,
+        # Where rows would hold several samples each.
+        goes=lambda at: (at.job.samples_of_row or 0.0) >= 2 and at.job.arguments.get("padding_free") is False,
         saves={"compute": 0.3},
         numerics=True,
         source=f"{ASSUMED}: TRL, no padding and full rows; an update has as many tokens, of other samples",
@@ -184,11 +171,6 @@ LEVERS = (
 PACKAGES = tuple(sorted({lever.package for lever in LEVERS if lever.package} | {"deepspeed", "peft", "trl"}))
 """What a run is asked for."""
 REPORTED = tuple(sorted({MAX_LENGTH, *(name for lever in LEVERS for name in lever.sets)} - {ATTENTION}))
-
-
-def levers_for(at: TrainerSituation) -> list[TrainerLever]:
-    """Return the levers that can be turned on for a point."""
-    return [lever for lever in LEVERS if lever.is_for(at)]
 
 
 def lever_arguments(levers: Mapping[str, Value]) -> dict[str, Value]:

@@ -35,7 +35,7 @@ from zenith_tune.presets.trainer.command import (
 from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import TrainerEvaluator
 from zenith_tune.presets.trainer.job import Carrier, TrainerArguments, TrainerJob, live_job, live_notes, read_job
-from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
+from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation
 from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
 from zenith_tune.shell.placeholders import fill_placeholders
@@ -130,7 +130,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace, TrainerArguments]):
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         at = TrainerSituation(job=self._space.job, params=dict(params))
-        return self._levers.offered(levers_for(at), at, at.packages)
+        return self._levers.offered([each for each in LEVERS if each.is_for(at)], at, at.packages)
 
     def own_point(self, command: str) -> Params | None:
         job = self._space.job
