@@ -46,7 +46,7 @@ def early_lines(study: Study) -> list[str]:
         if trial.early is not None:
             groups.setdefault(_early_kind(trial.early), []).append(trial)
     return [
-        f"  {len(trials)} stopped early (trial {_numbers(trials)}){', e.g.' if len(trials) > 1 else ':'} {trials[0].early}"
+        f"  {len(trials)} stopped early (trial {_numbers(trials)}){', e.g.' if trials[1:] else ':'} {trials[0].early}"
         for trials in groups.values()
     ]
 
