@@ -179,7 +179,7 @@ def test_the_dump_of_a_run_proves_a_lever(tmp_path: Path, lever: dict[str, Value
 
 def test_a_note_names_what_may_be_tried(tmp_path: Path) -> None:
     def noted(preset: DeepSpeedPreset) -> str:
-        return next((line for line in preset.notes("") if "levers" in line), "")
+        return next((line for line in preset.notes("") if "optional settings" in line), "")
 
     line = noted(job(tmp_path, {}, search="default"))
     assert "overlap_comm" in line and "stage3_prefetch_bucket_size" in line and "--allow" in line
