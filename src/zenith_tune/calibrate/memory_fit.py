@@ -62,7 +62,6 @@ class MemoryRows:
         )
 
     def take(self, chosen: BoolArray) -> Self:
-        """Return the chosen runs."""
         runs = [run for run, is_chosen in zip(self.runs, chosen, strict=True) if is_chosen]
         return replace(
             self,

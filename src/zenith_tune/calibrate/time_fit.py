@@ -54,7 +54,6 @@ class RunTable:
 
     @property
     def landscapes(self) -> list[tuple[str, str]]:
-        """The landscape of each run."""
         return [run.landscape for run in self.runs]
 
 

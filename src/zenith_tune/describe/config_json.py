@@ -37,7 +37,6 @@ class ConfigJson:
     """What else a user can do, for error messages."""
 
     def refuse(self, problem: str) -> ModelConfigError:
-        """Return the error for a config with this problem."""
         return ModelConfigError(f"{self.source}{problem}", hint=f"fix it, {self.otherwise}")
 
     def language_part(self) -> ConfigJson:

@@ -80,7 +80,6 @@ class DsConfig:
         return value
 
     def flag(self, keys: Keys, default: bool = False) -> bool:
-        """Return whether something is switched on."""
         value = self.get(keys)
         return value if isinstance(value, bool) else default
 
@@ -93,7 +92,6 @@ class DsConfig:
 
     @property
     def text(self) -> str:
-        """The configuration as a file."""
         return json.dumps(self.values, indent=2) + "\n"
 
     @property
@@ -195,7 +193,6 @@ class ZeroAxis:
     last_stage: int = 3
 
     def matters(self, stage: int) -> bool:
-        """Return whether the key has an effect at a stage."""
         return self.first_stage <= stage <= self.last_stage
 
 

@@ -69,7 +69,6 @@ class Topology:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs in the machine."""
         return len(self.paths)
 
     @property

@@ -117,7 +117,6 @@ class TimeCoefficients:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of all coefficients."""
         return tuple(field.name for field in fields(cls))
 
 

@@ -35,7 +35,6 @@ class DeadEnd:
     space: SearchSpace
 
     def refuse(self) -> None:
-        """Raise where the sizes and the batch leave nothing."""
         for name, value, most in (("batch", self.global_batch, MAX_BATCH), ("sequence", self.job.seq_len, MAX_SEQ)):
             if not 1 <= value <= most:
                 raise UsageError(f"the {name} must be 1 to {most:,}, but got {value}", hint="give another")

@@ -212,7 +212,6 @@ class Planner:
         )
 
     def stages(self, layout: Layout) -> tuple[StageMemory, ...]:
-        """Return the memory of each pipeline stage."""
         return stage_memory(self.model, self.job, layout, self.calibration)
 
     def evaluate(self, layouts: list[Layout]) -> list[PlannedLayout]:

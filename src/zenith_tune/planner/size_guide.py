@@ -213,7 +213,6 @@ class GuideComparison:
 
     @property
     def change(self) -> str:
-        """Changes from the guide's layout to the planner's."""
         return changes(self.planned.layout, self.best.layout) if self.best else ""
 
     @property

@@ -55,7 +55,6 @@ class TrialCost:
         self._steps: list[float] = []
 
     def observe(self, trial: Trial) -> None:
-        """Learn from one trial."""
         if trial.duration_s is None:
             return
         if trial.ok and trial.step_s and trial.num_samples:

@@ -186,7 +186,6 @@ class _Search:
             self._job.tell(f"learned: saved for the next study in {path}")
 
     def why_done(self) -> str | None:
-        """Return why nothing more is tried."""
         if not self._is_over:
             return None
         if self.acquisition.best is None:
@@ -199,7 +198,6 @@ class _Search:
         return f"more trials would cost more than they save: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:
-        """Return the table of predicted against measured."""
         prior, every = self.acquisition.prior, [*self._tried, *self._other_axes]
         rows = [review_row(prior, pick.index, pick.expected_s, log_step, trial) for pick, trial, log_step in every]
         measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
