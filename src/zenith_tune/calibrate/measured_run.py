@@ -25,8 +25,8 @@ class MeasuredRun:
     source: str
     framework: str
     """A name in the framework catalog."""
-    stated_framework: str
-    """The framework's name as the source prints it."""
+    stated_framework: str = ""
+    """The framework's name as a table prints it."""
     release: float | None = None
     """Release of the framework, as a year with its fraction."""
     model: ModelSpec | None
@@ -47,7 +47,6 @@ class MeasuredRun:
     probed_stage: int | None = None
     """The pipeline rank that ran alone, without messages; None for a whole run."""
     step_s: float | None = None
-    tokens_per_s_per_gpu: float | None = None
     memory_bytes: float | None = None
     memory_kind: str = ""
     """allocated, reserved or device."""
@@ -55,7 +54,6 @@ class MeasuredRun:
     flags: tuple[str, ...] = ()
     """Marks of the source, such as FLAG or PROXY, that make the row no fair comparison."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Further notes of the source, by name."""
 
     @property
     def landscape(self) -> tuple[str, str]:

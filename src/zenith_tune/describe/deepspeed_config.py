@@ -7,19 +7,15 @@ The axes are the keys that are worth searching; choices are around DeepSpeed's o
 from __future__ import annotations
 
 import copy
-import errno
 import hashlib
 import json
-import math
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.study.files import Json, open_regular
+from zenith_tune.study.files import Json, read_regular
 from zenith_tune.study.parameters import Value
 
 Keys = tuple[str, ...]
@@ -35,11 +31,8 @@ ACCUMULATION: Keys = ("gradient_accumulation_steps",)
 SECTIONS = ("zero_optimization", "activation_checkpointing", "bf16", "fp16", "data_types")
 """What DeepSpeed reads as objects, and in which lists are axes."""
 _EXAMPLES = {"zero_optimization": '{"stage": 1}', "bf16": '{"enabled": true}', "fp16": '{"enabled": true}'}
-MAX_MIB = 1
-MAX_DEPTH = 64
-"""How deep values may be nested: copies of deeper ones could not be written."""
+MAX_BYTES = 2**20
 SHOWN_CHARS = 100
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +112,8 @@ def read_ds_config(path: Path) -> DsConfig:
     """Read a configuration, or say in one line with which line of it something is wrong."""
     source = str(path)
     try:
-        values = json.loads(
-            _content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
-        )
-        _refuse_unwritable(values)
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
+        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UsageError(f"the DeepSpeed configuration {source} does not exist: correct its path") from None
     except OSError as error:
@@ -154,14 +145,6 @@ def _put(values: Json, keys: Keys, value: Any) -> None:
         values.pop(last, None)
     else:
         values[last] = value
-
-
-def _content(path: Path) -> str:
-    with open_regular(Path(os.path.realpath(path))) as file:
-        data = file.read(MAX_MIB * 2**20 + 1)
-    if len(data) > MAX_MIB * 2**20:
-        raise OSError(errno.EFBIG, f"larger than {MAX_MIB} MiB")
-    return data.decode("utf-8-sig")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
@@ -230,27 +213,3 @@ def matters(name: str, stage: int) -> bool:
     """
     axis = AXES.get(name)
     return axis is None or axis.matters(stage)
-
-
-def _finite(text: str) -> float:
-    """Refuse what is too large for a number: Python would make it infinite, which no JSON can say."""
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:SHOWN_CHARS]} is too large for a number")
-    return value
-
-
-def _refuse_unwritable(values: object) -> None:
-    """Refuse what JSON can say and copies could not be written of: very deep values, and halves of characters."""
-    left = [(values, 1)]
-    while left:
-        value, depth = left.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise ValueError(f"the text {shown_json(value)} has half of a character, a lone surrogate")
-        if isinstance(value, dict):
-            left += [(name, depth) for name in value]
-            left += [(each, depth + 1) for each in value.values()]
-        elif isinstance(value, list):
-            left += [(each, depth + 1) for each in value]

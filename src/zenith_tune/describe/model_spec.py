@@ -31,7 +31,6 @@ class TracedLayers:
     """The repeated blocks of a module without a config, as one traced pass showed them."""
 
     num_params: int
-    """Parameters of one block."""
     saved_bytes: float
     """Bytes per token that a block keeps of the forward pass."""
     saved_other_bytes: float

@@ -192,7 +192,6 @@ class GuideComparison:
 
     guide: SizeGuide
     planned: PlannedLayout
-    """The guide's layout."""
     broken: tuple[str, ...]
     """Rules that the guide's layout breaks."""
     verdict: str

@@ -48,7 +48,6 @@ class WayOut:
     """
     fits: bool
     host_bytes: float = 0.0
-    """Host memory over all hosts."""
 
     @property
     def line(self) -> str:

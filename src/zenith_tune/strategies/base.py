@@ -75,7 +75,7 @@ def relative_error(trial: Trial) -> float:
     return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
 
 
-class PlainFunction:
+class PlainFunction(EvalFunction):
     """The evaluation of points by a plain function, which returns a value, or None for a point that failed."""
 
     def __init__(self, function: Callable[[Mapping[str, Value]], float | None]) -> None:
@@ -93,9 +93,6 @@ class PlainFunction:
         future: Future[Trial] = Future()
         future.set_result(self.run(params, why))
         return future
-
-    def has_room(self) -> bool:
-        return True
 
 
 def _taking_functions(optimize: Callable[..., None]) -> Callable[..., None]:

@@ -28,11 +28,8 @@ class Proposal:
     """A layout to try next."""
 
     index: int
-    """The row of the layout."""
     why: str
-    """The reason in one line."""
     expected_s: float
-    """Its expected step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ class Candidates:
 
     batch: LayoutBatch
     point: Callable[[int], Params]
-    """The point of a row."""
     points: Callable[[int], Sequence[Params]] = lambda row: ()
     """Every point of a row's layout, where points are listed one by one: they may differ in what no layout has."""
 
