@@ -179,23 +179,24 @@ class ZeroAxis:
         return self.first_stage <= stage <= self.last_stage
 
 
-def _zero(name: str, choices: tuple[Value, ...], first_stage: int, last_stage: int = 3) -> ZeroAxis:
-    return ZeroAxis(keys=("zero_optimization", name), choices=choices, first_stage=first_stage, last_stage=last_stage)
-
-
 _BUCKETS = (500_000_000, 50_000_000, 200_000_000)
-AXES: dict[str, ZeroAxis] = {
-    "reduce_bucket_size": _zero("reduce_bucket_size", _BUCKETS, 1),
-    "allgather_bucket_size": _zero("allgather_bucket_size", _BUCKETS, 1, 2),
-    "overlap_comm": _zero("overlap_comm", (True, False), 2),
-    "reduce_scatter": _zero("reduce_scatter", (True, False), 2),
-    "contiguous_gradients": _zero("contiguous_gradients", (True, False), 2),
-    "allgather_partitions": _zero("allgather_partitions", (True, False), 1, 2),
-    "stage3_prefetch_bucket_size": _zero("stage3_prefetch_bucket_size", (50_000_000, 5_000_000, 500_000_000), 3),
-    "stage3_param_persistence_threshold": _zero("stage3_param_persistence_threshold", (100_000, 10_000, 1_000_000), 3),
-    "stage3_max_live_parameters": _zero("stage3_max_live_parameters", (1_000_000_000, 100_000_000), 3),
-    "offload_optimizer": _zero("offload_optimizer", (OFF, CPU), 1),
-    "offload_param": _zero("offload_param", (OFF, CPU), 3),
+_ZERO_KEYS: tuple[tuple[str, tuple[Value, ...], int, int], ...] = (
+    ("reduce_bucket_size", _BUCKETS, 1, 3),
+    ("allgather_bucket_size", _BUCKETS, 1, 2),
+    ("overlap_comm", (True, False), 2, 3),
+    ("reduce_scatter", (True, False), 2, 3),
+    ("contiguous_gradients", (True, False), 2, 3),
+    ("allgather_partitions", (True, False), 1, 2),
+    ("stage3_prefetch_bucket_size", (50_000_000, 5_000_000, 500_000_000), 3, 3),
+    ("stage3_param_persistence_threshold", (100_000, 10_000, 1_000_000), 3, 3),
+    ("stage3_max_live_parameters", (1_000_000_000, 100_000_000), 3, 3),
+    ("offload_optimizer", (OFF, CPU), 1, 3),
+    ("offload_param", (OFF, CPU), 3, 3),
+)
+"""Names, choices, and the first and the last stage at which each has an effect."""
+AXES = {
+    name: ZeroAxis(keys=("zero_optimization", name), choices=choices, first_stage=first, last_stage=last)
+    for name, choices, first, last in _ZERO_KEYS
 }
 """By the name that a point has for it."""
 CHECKPOINTING = "checkpointing"

@@ -16,6 +16,8 @@ from zenith_tune.units import count
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+Number = float | FloatArray
 
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, RECOMPUTE_BLOCK = range(4)
 
@@ -155,7 +157,6 @@ def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
     return LayoutBatch.of(**{field.name: [row[field.name] for row in rows] for field in fields(LayoutBatch)})
 
 
-Places = npt.NDArray[np.int32]
 PIECE = 4096
 """Rows that are multiplied by an axis at a time, so that a large space is never in memory at once."""
 
@@ -170,7 +171,7 @@ class PointTable:
     """
 
     values: Mapping[str, Sequence[Value]]
-    places: Mapping[str, Places]
+    places: Mapping[str, IntArray]
     num_rows: int
 
     @classmethod

@@ -23,8 +23,6 @@ STUDIES = " + studies on this machine"
 FILE_NAME = "prior.json"
 """The calibration that a study began with, in its folder, so that a resumed study continues as it would have."""
 
-MAX_NAME = 100
-
 
 def learned_path(subject: PlanSubject) -> Path | None:
     """Return the file of this machine's calibration, in ZENITHTUNE_HOME or the user's data folder, if there is one."""
@@ -37,7 +35,7 @@ def learned_path(subject: PlanSubject) -> Path | None:
         folder /= "zenithtune"
     # A GPU is named by whoever writes a cluster's file: nothing but a plain name becomes one.
     name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{subject.job.framework.name}-{subject.cluster.gpu.name}")
-    return folder / "learned" / f"{name[:MAX_NAME]}.json"
+    return folder / "learned" / f"{name[:100]}.json"
 
 
 def starting_calibration(
