@@ -55,9 +55,9 @@ class StagePasses:
     device: MimoDevice
     rates: ModuleRates
     tensor_link: LinkSpec
-    """Between the ranks of a tensor-parallel group."""
+    """Link between the ranks of a tensor-parallel group."""
     expert_link: LinkSpec
-    """Between the ranks of an expert-parallel group."""
+    """Link between the ranks of an expert-parallel group."""
     expert_parallel: int = 1
 
     def forward(self, num_units: float) -> PassTime:
