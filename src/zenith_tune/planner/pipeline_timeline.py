@@ -160,4 +160,5 @@ def _micro_batch_times(subject: PlanSubject, calibration: Calibration, layout: L
 def _step_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
     layouts, ranks = batch_of([layout] * layout.pp), np.arange(layout.pp, dtype=np.float64)
     workload, machine, coefficients = known_numbers(subject.model, subject.cluster, subject.job, calibration)
-    return stage_time(workload, machine, layouts, subject.job.framework, coefficients, ranks).step_s.tolist()
+    estimate = stage_time(workload, machine, layouts, subject.job.framework, coefficients, ranks)
+    return [float(seconds) for seconds in estimate.step_s]
