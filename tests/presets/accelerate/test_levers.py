@@ -115,7 +115,7 @@ def test_numerics_and_unknown_names_are_refused(tmp_path: Path) -> None:
 
 def test_a_note_names_what_may_be_tried(tmp_path: Path) -> None:
     def noted(kind: str) -> str:
-        return next((line for line in job(tmp_path, kind).notes("") if "levers" in line), "")
+        return next((line for line in job(tmp_path, kind).notes("") if "optional settings" in line), "")
 
     assert "hybrid_shard" in noted("FSDP") and "overlap_comm" not in noted("FSDP")
     assert "stage3_prefetch_bucket_size" in noted("DEEPSPEED") and not noted("MULTI_GPU")
