@@ -99,8 +99,6 @@ NUMERIC_LEVERS = (
 )
 
 
-PRIMUS = "AMD, Primus pull request 182: 210.7 to 215.3 TFLOP/s and 127.7 to 121.6 GB for DeepSeek-V2-Lite"
-H200_STUDY = "an H200 of ours, dense 1.5B and 8 experts of 3.1B: 649 to 637, 674 to 651 ms; memory +10% and +7%"
 FUSED_LOSS = MegatronLever(
     name="loss_fusion",
     value="native",
@@ -240,7 +238,6 @@ def _can_capture(at: Situation) -> bool:
     return at.has_engine and is_free and "expandable_segments:True" not in segments
 
 
-GRAPHED = f"{BRIDGE}: 41.4 to 42.0 s for Qwen3-30B, whose host is not what it waits for"
 LAYER_GRAPHS = MegatronLever(
     name="cuda_graphs",
     value="local",

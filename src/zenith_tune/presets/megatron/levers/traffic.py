@@ -13,7 +13,6 @@ from zenith_tune.presets.megatron.overlap import DISPATCHERS, could_overlap_expe
 from zenith_tune.presets.megatron.rules import PIPELINED_MTP, SAVES_PARAMS
 from zenith_tune.presets.megatron.version import EXPERT_OVERLAP
 
-
 GATHERED = "Megatron-LM pull request 3524: 284 to 256 ms for 8B at tp 8"
 DATA_LEVERS = (
     MegatronLever(
@@ -23,7 +22,7 @@ DATA_LEVERS = (
         goes=lambda at: at.has_shards,
         excluded_by=(SAVES_PARAMS, "--freeze-all-layers"),
         saves={"dp": 0.8},
-        source="Megatron-LM pull request 3524: 284 to 256 ms for 8B at tp 8",
+        source=GATHERED,
     ),
     MegatronLever(
         name="overlap",
@@ -32,7 +31,7 @@ DATA_LEVERS = (
         goes=lambda at: at.has_replicas and not at.layout.zero,
         excluded_by=(TORCH_FSDP,),
         saves={"dp": 0.6},
-        source=f"{ASSUMED}: what is behind the backward pass of Megatron-LM pull request 3524",
+        source=f"{ASSUMED}: what is behind the backward pass of {GATHERED}",
     ),
     MegatronLever(
         name="bucket_size",
