@@ -105,7 +105,6 @@ def model_notes(model: ModelSpec) -> list[str]:
 
 
 NEWER_THAN_HOPPER = ("b200", "b300", "gb200", "gb300")
-LOCAL = "megatron-local"
 
 
 REPLACED = frozenset((*OPTIONS.values(), *PIPELINE, CHUNKS, *RECOMPUTE, SEQUENCE_PARALLEL))

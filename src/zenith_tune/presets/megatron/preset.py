@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
@@ -18,7 +18,7 @@ from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.arguments import refuse_sizes
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.framework_preset import FrameworkPreset, JobSpace
+from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import NONE, Lever, lever_label
 from zenith_tune.presets.megatron.job import (
     BALANCED,
@@ -35,7 +35,15 @@ from zenith_tune.presets.megatron.levers.declaration import Situation
 from zenith_tune.presets.megatron.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
 from zenith_tune.presets.megatron.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron.rules import OVERLAPS
-from zenith_tune.presets.megatron.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron.space import (
+    DEFAULT,
+    MODULES,
+    STAGES,
+    MegatronLmSpace,
+    PointSpace,
+    SearchLimits,
+    search_names,
+)
 from zenith_tune.presets.megatron.version import version_note
 from zenith_tune.presets.megatron.written import (
     measured_command,
@@ -151,16 +159,6 @@ def _needs_connections(space: MegatronLmSpace) -> bool:
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
-
-
-class PointSpace(JobSpace, Protocol):
-    """A space whose points are made many at a time, without those that break a rule."""
-
-    def points(self) -> Iterator[Params]:
-        """Yield every point that breaks no rule."""
-
-    def tables(self) -> Iterator[PointTable]:
-        """Yield them many at a time."""
 
 
 P = TypeVar("P", bound=PointSpace)
