@@ -17,8 +17,8 @@ from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, recognised_preset
 from zenith_tune.presets.megatron.documented.command import runs_ms_swift
-from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron.documented.swift import layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron.documented.dialect import switched_on
+from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset, megatron_subject
 from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job, subject_of
 from zenith_tune.presets.megatron.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
@@ -27,7 +27,6 @@ from zenith_tune.presets.parts import CompletePreset, ImplicitDefault, completed
 from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.parameters import Params
 from zenith_tune.units import whole
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
@@ -228,8 +227,9 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
     asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
     subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)
     layout = _layout(said, start, subject.model, is_swift=runs_ms_swift(command))
-    origin = hints.origin(emitted(MEGATRON, command))
-    return DiagnosedRun(subject=subject, layout=layout_in(command, layout), origin=origin)
+    is_sharded, sp = switched_on(command)
+    layout = replace(layout, zero=int(is_sharded), sequence_parallel=layout.tp > 1 and sp)
+    return DiagnosedRun(subject=subject, layout=layout, origin=hints.origin(emitted(MEGATRON, command)))
 
 
 def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
@@ -266,12 +266,11 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
     if granularity not in RECOMPUTE:
         problem = f"{OPTIONS['recompute_granularity']} must be full or selective, but is {shown(granularity)}"
         raise UsageError(f"{problem}: correct it in the command")
-    if granularity == "none":
-        return replace(layout, recompute="none")
+    if granularity != "full":
+        return replace(layout, recompute=granularity)
     method = said.text(OPTIONS["recompute_method"]) or "uniform"
     layers = said.count(OPTIONS["recompute_num_layers"]) or 1
-    point: Params = {"recompute_granularity": granularity, "recompute_method": method, "recompute_num_layers": layers}
-    return with_recompute(layout, point)
+    return replace(layout, recompute=f"full/{method}", recompute_layers=layers)
 
 
 def _chunks(said: MegatronArgs, pp: int, num_layers: int) -> int:

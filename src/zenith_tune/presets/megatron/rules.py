@@ -52,7 +52,7 @@ class TunedLayout(Layout):
 def planner_rules(job: MegatronJob) -> dict[str, list[LayoutRule]]:
     """Return the planner's rules by name, each with what the version asks beyond it."""
     found = {name: [rule] for name, rule in RULES.items()}
-    features, start = job.features, job.start
+    features = job.features
     if not features.has(SPREAD_GROUPS):
         spread = replace(
             WHOLE_QUERY_GROUPS,
@@ -68,15 +68,12 @@ def planner_rules(job: MegatronJob) -> dict[str, list[LayoutRule]]:
         counted = " with embedding and loss counted"
         found["pipeline"].append(_split_rule(features, is_accounted, accounted, "", counted))
     if job.has_custom_split:
-
-        def is_own(at: Any) -> Any:
-            return (at.pp == start.pp) & (at.vp == start.vp)
-
-        found["pipeline"] = [
-            replace(rule, test=lambda facts, at, rule=rule: is_own(at) | rule.test(facts, at))
-            for rule in found["pipeline"]
-        ]
+        found["pipeline"] = [_but_for_own_split(rule, job.start) for rule in found["pipeline"]]
     return found
+
+
+def _but_for_own_split(rule: LayoutRule, start: Layout) -> LayoutRule:
+    return replace(rule, test=lambda facts, at: ((at.pp == start.pp) & (at.vp == start.vp)) | rule.test(facts, at))
 
 
 def _split_rule(
@@ -356,10 +353,13 @@ def _switched_rules(name: str, job: MegatronJob, *, about_recompute: bool) -> It
     """Yield what the switch of an axis asks where a point has it on."""
     for switch in SWITCHES:
         if switch.option == SWITCH[name] and switch.about_recompute == about_recompute:
-            holds = partial(switch.holds, start=job.start)
-            yield _plain(lambda at, holds=holds: implies(getattr(at, name), holds(at)), f"{name} needs {switch.need}")
+            yield _where_on(name, switch.need, partial(switch.holds, start=job.start))
     has_mtp = job.model is not None and job.model.num_mtp_layers > 0
     release = job.features.release
     if name == "ep_overlap" and not about_recompute and has_mtp and release in PIPELINED_MTP:
-        what = f"{name} needs pp above 1 with multi-token prediction in Megatron {'.'.join(map(str, release))}"
-        yield _plain(lambda at: implies(getattr(at, name), at.pp > 1), what)
+        what = f"pp above 1 with multi-token prediction in Megatron {'.'.join(map(str, release))}"
+        yield _where_on(name, what, lambda at: at.pp > 1)
+
+
+def _where_on(name: str, need: str, holds: Callable[[Any], Any]) -> LayoutRule:
+    return _plain(lambda at: implies(getattr(at, name), holds(at)), f"{name} needs {need}")
