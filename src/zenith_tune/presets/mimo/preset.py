@@ -109,7 +109,10 @@ class MimoPreset(CompletePreset):
         for switch, is_on in read.switches(candidate).items():
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
-        return _with_variables(line, read.variables(candidate))
+        pairs = " ".join(f"{name}={value}" for name, value in read.variables(candidate).items())
+        if pairs in line.text:
+            return line.text
+        return f"{pairs} {line.text}" if len(line.commands) == 1 else f"export {pairs}; {line.text}"
 
     def trial_command(self, command: str) -> str:
         """Return the command with a line of the log for every iteration, where it says how often there is one."""
@@ -159,14 +162,6 @@ class MimoPreset(CompletePreset):
             return read_megatron(run, self._given)
         problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
         raise UsageError(problem, hint="write it out, or choose another --preset")
-
-
-def _with_variables(line: ParsedCommand, variables: Mapping[str, str]) -> str:
-    """Return the command with variables set in front, for all that it runs."""
-    pairs = " ".join(f"{name}={value}" for name, value in variables.items())
-    if pairs in line.text:
-        return line.text
-    return f"{pairs} {line.text}" if len(line.commands) == 1 else f"export {pairs}; {line.text}"
 
 
 def _placeholder(option: str) -> str:
