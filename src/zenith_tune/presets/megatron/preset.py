@@ -65,16 +65,6 @@ if TYPE_CHECKING:
 
 APEX = (FUSED_GRADIENTS, FUSED_SOFTMAX)
 """What is built with Apex."""
-NO_APEX = ("Apex is not installed", "Apex are not installed")
-"""What Megatron warns of when it starts without it."""
-
-
-def asking(command: str) -> str:
-    """Return the command as its log says what is installed, where a variable can be set for it."""
-    try:
-        return ParsedCommand.of(command).started.with_path("PYTHONPATH", HOOK_PATH)
-    except CommandError:
-        return command
 
 
 def installed(log: str) -> dict[str, bool]:
@@ -88,13 +78,13 @@ def installed(log: str) -> dict[str, bool]:
         packages = event.get("packages")
         for name, is_there in packages.items() if isinstance(packages, dict) else ():
             found[name] = found.get(name, False) or is_there is True
-    if any(warning in log for warning in NO_APEX):
+    # What Megatron warns of when it starts without it.
+    if "Apex is not installed" in log or "Apex are not installed" in log:
         found = {**dict.fromkeys(APEX, False), **found}
     return found
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")
 
 
 def job_notes(space: MegatronLmSpace) -> list[str]:
@@ -103,11 +93,12 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     notes = [what_was_read(job), version_note(job.version)]
     notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
     notes += _hidden(job) + _log(job) + routing_notes(job)
-    if option := job.args.first(*RAMPS):
+    if option := job.args.first("--rampup-batch-size", "--step-batch-size-schedule"):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
     if option := job.args.first("--save", "--load"):
         notes.append(f"{option} stays as it is in your command: trials use the checkpoints there; better leave it out")
-    if _needs_connections(space):
+    is_set = CONNECTIONS in os.environ or (job.run is not None and CONNECTIONS in job.run.variables)
+    if not is_set and any(value != 1 for name in ("tp", "cp") for value in space.choices[name]):
         notes.append(
             f"Megatron asks for {CONNECTIONS}=1 with tp or cp above 1 before Blackwell: set it for the command"
         )
@@ -150,12 +141,6 @@ def _log(job: MegatronJob) -> list[str]:
         return [f"trials run with {LOG_INTERVAL} 1, so that they can end early; the best command keeps your own"]
     said = f"every {interval[:20]} iterations" if interval is not None else "every 100 iterations"
     return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
-
-
-def _needs_connections(space: MegatronLmSpace) -> bool:
-    run = space.job.run
-    is_set = CONNECTIONS in os.environ or (run is not None and CONNECTIONS in run.variables)
-    return not is_set and any(value != 1 for name in ("tp", "cp") for value in space.choices[name])
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
@@ -296,8 +281,11 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
         return written_command(command, space.job, space.layout(params), params)
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with the hook that prints which packages it has."""
-        return asking(command)
+        """Return the user's own command with the hook that prints which packages it has, where it takes a variable."""
+        try:
+            return ParsedCommand.of(command).started.with_path("PYTHONPATH", HOOK_PATH)
+        except CommandError:
+            return command
 
     def baseline_files(self) -> dict[str, str]:
         return hook_files({"packages": {}})
@@ -328,8 +316,7 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
         if params.get("overlap", "none") != "none":
             words.append(f"overlap {params['overlap']}")
         words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
-        levers = {name: params[name] for name in NAMES if name in params and name not in OVERLAPS}
-        words += [lever_label(name, value) for name, value in levers.items()]
+        words += [lever_label(name, params[name]) for name in NAMES if name in params and name not in OVERLAPS]
         return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:

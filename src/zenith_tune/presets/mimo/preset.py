@@ -101,7 +101,11 @@ class MimoPreset(CompletePreset):
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
         read, candidate = self.space.read, self.space.candidate(params)
-        options = {_placeholder(name): (name, value) for name, value in read.options(candidate).items()}
+        options = {
+            # By its placeholder, as {llm_tp} is one.
+            "mbs" if name == "--micro-batch-size" else name[2:].replace("-", "_"): (name, value)
+            for name, value in read.options(candidate).items()
+        }
         derived = {name: options[name][1] for name in DERIVED}
         text, filled = fill_placeholders(command, {**params, **derived})
         left = {option: value for name, (option, value) in options.items() if name not in filled}
@@ -162,9 +166,3 @@ class MimoPreset(CompletePreset):
             return read_megatron(run, self._given)
         problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
         raise UsageError(problem, hint="write it out, or choose another --preset")
-
-
-def _placeholder(option: str) -> str:
-    """Return what stands for an option's value in a command, as {llm_tp} does."""
-    name = option.removeprefix("--").replace("-", "_")
-    return "mbs" if name == "micro_batch_size" else name
