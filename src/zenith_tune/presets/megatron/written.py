@@ -71,7 +71,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
 def wanted_switches(
     job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str] = ()
 ) -> Wanted:
-    """Return what a point sets and takes away besides the sizes, but for what a placeholder says or the command keeps."""
+    """Return what a point sets and takes away besides the sizes, without what a placeholder says or a command keeps."""
     model, start = job.model, job.start
     is_old = model is not None and not job.features.has(VIRTUAL_STAGES)
     wanted = layout_options(
