@@ -176,7 +176,7 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         ("llama-like 1.5B", "16 layers", "hidden 2048", 4096, "batch 16", "1 GPU", "bf16", "no Transformer Engine"),
         ("PYTHONPATH", "0.20"),
         ("mbs, recompute",),
-        ("levers", "loss_fusion"),
+        ("optional settings", "loss_fusion"),
     ]
     mixture = [
         ("mixtral-8x7b", "32 layers", "hidden 4096", "8 experts", 4096, "batch 256", "64 GPUs", "bf16"),
@@ -186,7 +186,7 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         ("--moe-router-force-load-balancing", "routing=as-is"),
         ("--rampup-batch-size",),
         ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
-        ("levers", "overlap", "permute_fusion", "--allow"),
+        ("optional settings", "overlap", "permute_fusion", "--allow"),
     ]
     for notes, named in (
         (bound(ONE_H200).notes(ONE_H200), small),

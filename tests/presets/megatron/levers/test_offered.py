@@ -228,7 +228,7 @@ def test_the_dump_of_a_run_proves_a_lever(tmp_path: Path, lever: dict[str, Value
 
 def test_a_note_names_what_may_be_tried(tmp_path: Path) -> None:
     def noted(preset: MegatronLmPreset, command: str) -> str:
-        return next((line for line in preset.notes(command) if "levers" in line), "")
+        return next((line for line in preset.notes(command) if "optional settings" in line), "")
 
     studied = Studied(tmp_path, DENSE)
     line = noted(studied.preset, studied.command)
