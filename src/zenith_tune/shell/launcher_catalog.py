@@ -16,7 +16,7 @@ class Launcher:
     subcommands: tuple[str, ...] = ()
     """The words that must follow its name, such as `launch`; with others it starts no training."""
     values: Mapping[str, int] = field(default_factory=dict)
-    """Number of words that follow each option that takes any."""
+    """Number of words that follow each option that takes any; `fp8-*` is each that begins so and is no flag."""
     flags: frozenset[str] = frozenset()
     positionals: int = 0
     """Number of words before the program, such as the duration of `timeout`."""
@@ -80,30 +80,10 @@ _TORCHRUN = _launcher(
 _ACCELERATE_VALUES = """
     config-file num-processes num-machines machine-rank num-cpu-threads-per-process mixed-precision gpu-ids
     dynamo-backend dynamo-mode main-process-ip main-process-port t tee log-dir role rdzv-backend rdzv-conf
-    max-restarts monitor-interval vm env main-training-function deepspeed-config-file zero-stage
-    offload-optimizer-device offload-param-device offload-optimizer-nvme-path offload-param-nvme-path
-    gradient-accumulation-steps gradient-clipping zero3-init-flag zero3-save-16bit-model deepspeed-hostfile
-    deepspeed-exclusion-filter deepspeed-inclusion-filter deepspeed-multinode-launcher deepspeed-moe-layer-cls-names
-    fsdp-version fsdp-offload-params fsdp-min-num-params fsdp-sharding-strategy fsdp-reshard-after-forward
-    fsdp-auto-wrap-policy fsdp-transformer-layer-cls-to-wrap fsdp-backward-prefetch-policy fsdp-backward-prefetch
-    fsdp-state-dict-type fsdp-forward-prefetch fsdp-use-orig-params fsdp-cpu-ram-efficient-loading
-    fsdp-sync-module-states fsdp-activation-checkpointing fsdp-activation-checkpointing-offload
-    megatron-lm-tp-degree megatron-lm-pp-degree megatron-lm-num-micro-batches megatron-lm-sequence-parallelism
-    megatron-lm-recompute-activations megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping
-    megatron-lm-attention-backend megatron-lm-attention-dropout megatron-lm-attention-softmax-in-fp32
-    megatron-lm-calculate-per-token-loss megatron-lm-context-parallel-size
-    megatron-lm-decoder-last-pipeline-num-layers megatron-lm-eod-mask-loss megatron-lm-expert-model-parallel-size
-    megatron-lm-expert-tensor-parallel-size megatron-lm-hidden-dropout megatron-lm-no-load-optim
-    megatron-lm-no-save-optim megatron-lm-optimizer-cpu-offload megatron-lm-overlap-cpu-optimizer-d2h-h2d
-    megatron-lm-recompute-granularity megatron-lm-recompute-method megatron-lm-recompute-num-layers
-    megatron-lm-use-custom-fsdp megatron-lm-use-precision-aware-optimizer megatron-lm-use-rotary-position-embeddings
-    parallelism-config-cp-backend parallelism-config-cp-comm-strategy parallelism-config-cp-size
-    parallelism-config-dp-replicate-size parallelism-config-dp-shard-size parallelism-config-sp-attn-implementation
-    parallelism-config-sp-backend parallelism-config-sp-seq-length parallelism-config-sp-seq-length-is-variable
-    parallelism-config-sp-size parallelism-config-tp-size fp8-backend fp8-margin fp8-interval fp8-format
-    fp8-amax-history-len fp8-amax-compute-algo fp8-override-linear-precision fp8-opt-level
-    fp8-enable-fsdp-float8-all-gather fp8-pad-inner-dim aws-access-key-id aws-secret-access-key mpirun-hostfile
-    mpirun-ccl
+    max-restarts monitor-interval vm env main-training-function zero-stage offload-optimizer-device
+    offload-param-device offload-optimizer-nvme-path offload-param-nvme-path gradient-accumulation-steps
+    gradient-clipping zero3-init-flag zero3-save-16bit-model aws-access-key-id aws-secret-access-key
+    deepspeed-* fsdp-* megatron-lm-* parallelism-config-* fp8-* mpirun-*
 """
 _ACCELERATE_FLAGS = """
     q quiet cpu multi-gpu tpu ipex enable-cpu-affinity dynamo-use-fullgraph dynamo-use-dynamic

@@ -210,7 +210,8 @@ def _words_taken(launcher: Launcher, option: str) -> int | None:
     if name in launcher.values:
         return 1 + launcher.values[name]
     if option.startswith("--"):
-        return None
+        is_of_family = any(known.endswith("*") and name.startswith(known[:-1]) for known in launcher.values)
+        return 2 if is_of_family else None
     for index, letter in enumerate(name):
         if letter in launcher.values:
             # In -n2 the value touches its letter; in -ln 2 it follows.

@@ -91,7 +91,6 @@ def spelling_of(options: Iterable[OptionWord]) -> Spelling:
 
 
 _ACTIVE_IN_DOUBLE = re.compile(r'([\\"$`])')
-_ACTIVE_IN_ANSI = re.compile(r"([\\'])")
 
 
 class Splice(NamedTuple):
@@ -163,6 +162,4 @@ def _escaped(text: str, quote: Quote) -> str:
         return text.replace("'", "'\\''")
     if quote is Quote.DOUBLE:
         return _ACTIVE_IN_DOUBLE.sub(r"\\\1", text)
-    if quote is Quote.ANSI:
-        return _ACTIVE_IN_ANSI.sub(r"\\\1", text)
     return shlex.quote(text) if text else ""

@@ -25,7 +25,6 @@ from zenith_tune.shell.structure import (
     inverse,
     names_set,
     set_by_env,
-    without_comments,
 )
 from zenith_tune.shell.target import SimpleCommand, is_assignment, simple_commands
 from zenith_tune.study.files import open_regular
@@ -128,7 +127,6 @@ class _Walk:
 
     def read(self, text: str) -> None:
         self.variables.budget.take_text(text)
-        text = without_comments(text)
         # The command itself has been read by others; a script of many pages is not worth keeping.
         is_command = not self._depth and text.strip()
         self.follow(ParsedCommand.of(text).commands if is_command else list(simple_commands(lex(text))))

@@ -1,4 +1,4 @@
-"""The structure of a shell script beyond its words: comments, functions, names that are set, and conditions."""
+"""The structure of a shell script beyond its words: functions, names that are set, and conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from zenith_tune.shell.target import SimpleCommand
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
-_SIGN = re.compile(r"['\"]|(?:^|(?<=\s))#")
 _SETS = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")
 
 
@@ -24,25 +23,6 @@ class Function(NamedTuple):
     name: str
     body: Sequence[SimpleCommand]
     after: int
-
-
-def without_comments(text: str) -> str:
-    """Return a script without its comments, in which an apostrophe would open a quote inside the brackets of a list.
-
-    >>> without_comments("TP=2 # it's two")
-    'TP=2 '
-    """
-    return "\n".join(_without_comment(line) for line in text.split("\n"))
-
-
-def _without_comment(line: str) -> str:
-    is_open = {"'": False, '"': False}
-    for match in _SIGN.finditer(line):
-        if match[0] != "#":
-            is_open[match[0]] = not is_open[match[0]]
-        elif not any(is_open.values()):
-            return line[: match.start()]
-    return line
 
 
 def function_at(commands: Sequence[SimpleCommand], at: int) -> Function | None:
