@@ -47,7 +47,11 @@ class RestoredPreset:
         except FROM_ANOTHER_RELEASE as error:
             self.why_not = str(error) or type(error).__name__
         if self.planner is None:
-            self.why_not = self.why_not or f"preset {header.preset} {self._other_plans()}"
+            from zenith_tune.presets.parts import Planned
+
+            plans = self.preset is not None and type(self.preset).predicted is not Planned.predicted
+            other = "plans by itself, without the memory of each stage" if plans else "makes no plans"
+            self.why_not = self.why_not or f"preset {header.preset} {other}"
 
     def label(self, view: TrialView) -> str:
         """Return what a trial is called."""
@@ -67,7 +71,7 @@ class RestoredPreset:
         try:
             point = view.trial.params or self.preset.own_point(command)
             layout = self.preset.planned_layout(command, point) if point else None
-            if layout is None or not _is_layout(layout):
+            if layout is None:
                 return None
             broken = broken_rules(self.planner.model, self.planner.job, layout)
         except FROM_ANOTHER_RELEASE:
@@ -96,13 +100,6 @@ class RestoredPreset:
             except FROM_ANOTHER_RELEASE:
                 self._predicted[view.number] = None
         return self._predicted[view.number]
-
-    def _other_plans(self) -> str:
-        from zenith_tune.presets.parts import Planned
-
-        if self.preset is None or getattr(self.preset.predicted, "__func__", None) is Planned.predicted:
-            return "makes no plans"
-        return "plans by itself, without the memory of each stage"
 
     def _label(self, params: Mapping[str, Value]) -> str:
         if self.preset is not None:
@@ -140,11 +137,3 @@ def _planner(preset: CompletePreset, command: str, folder: Path | None) -> Plann
         except UsageError:  # of another release, or cut off: the package's own will do
             calibration = None
     return Planner(subject.model, subject.cluster, subject.job, calibration)
-
-
-def _is_layout(layout: Layout) -> bool:
-    """Tell whether sizes are counts and the recomputation is a known one: a record may have been changed."""
-    from zenith_tune.layouts.layout import RECOMPUTE_NAMES
-
-    sizes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.vp, layout.micro_batch)
-    return min(sizes) > 0 and layout.recompute in RECOMPUTE_NAMES
