@@ -94,15 +94,6 @@ class ParsedCommand:
     def __str__(self) -> str:
         return self._text
 
-    def __repr__(self) -> str:
-        return f"ParsedCommand({self._text!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ParsedCommand) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
     def set(self, options: Mapping[str, Value], *, keeps_names: bool = False) -> ParsedCommand:
         """Return the command with these options: what is there is replaced, what is not is added.
 
