@@ -319,18 +319,19 @@ def _joined(start: int, end: int, parts: tuple[Part, ...]) -> Word:
     return Word(start, end, value, len(value) if static < 0 else static, parts)
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-KEYWORDS = _names("! { } time")
+KEYWORDS = names("! { } time")
 """Words that may stand in front of a command and leave it a simple one."""
 
-CONTROL_FLOW = _names("for while until if then elif else fi do done case esac select function coproc")
+CONTROL_FLOW = names("for while until if then elif else fi do done case esac select function coproc")
 
-FOLDER_CHANGES = _names("cd pushd popd")
+FOLDER_CHANGES = names("cd pushd popd")
 
-BUILTINS = CONTROL_FLOW | _names(
+BUILTINS = CONTROL_FLOW | names(
     """
     . : [ [[ alias bg bind break builtin cd command compgen complete continue declare dirs disown enable eval exec exit
     export fc fg getopts hash help history jobs let local logout mapfile popd pushd read readarray readonly return set
@@ -339,7 +340,7 @@ BUILTINS = CONTROL_FLOW | _names(
 )
 """Programs that only a shell can run."""
 
-TRIVIAL = FOLDER_CHANGES | _names(
+TRIVIAL = FOLDER_CHANGES | names(
     """
     . : [ [[ alias awk cat chmod clear cp curl cut date declare df du echo exit export false free getopts git grep gzip
     hash head hostname kill ln local logger ls mkdir ml module mv nvidia-smi pip pip3 pkill printf ps pwd read readonly
@@ -349,5 +350,5 @@ TRIVIAL = FOLDER_CHANGES | _names(
 )
 """Programs that prepare, clean up or show something, and never train."""
 
-TRIVIAL_ALONE = _names("conda mamba micromamba exec env time command")
+TRIVIAL_ALONE = names("conda mamba micromamba exec env time command")
 """Programs that are trivial only without arguments, such as an `exec` that redirects the rest of the script."""

@@ -188,14 +188,9 @@ class Branch:
         return cls(outer, outer, keeps_state=False, in_condition=True)
 
     @classmethod
-    def of_loop(cls, outer: str) -> Branch:
-        """Begin a body whose condition is not followed."""
-        return cls(outer, SKIP if outer == SKIP else MAYBE)
-
-    @classmethod
-    def of_case(cls, outer: str) -> Branch:
-        """Begin a `case`, whose parts may run or not."""
-        return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=True, in_pattern=True)
+    def of_loop(cls, outer: str, *, is_case: bool = False) -> Branch:
+        """Begin a loop or a `case`, of which nothing may run."""
+        return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=is_case, in_pattern=is_case)
 
     def begin_condition(self) -> None:
         """Move to an `elif`."""

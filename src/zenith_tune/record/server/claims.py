@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zenith_tune.errors import TrialExhausted
 from zenith_tune.record.storage import clear_errors
@@ -89,13 +89,11 @@ _ONE = "where study_id = :study and run = :run"
 _MINE = f"{_ONE} and tuner = :tuner and not is_over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenClaim:
+class OpenClaim(NamedTuple):
     """A claim whose trial has not ended, of a tuner that is gone."""
 
     run: str
     claim: str
-    host: str
 
 
 def run_key(run: RunKey) -> str:
@@ -186,7 +184,7 @@ class Claims:
             tuner = TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
             is_gone = row.machine is None or tuner.is_gone() or (stale_s is not None and row.is_stale)
             if is_gone and self._take_over(row.run, row.tuner):
-                adopted.append(OpenClaim(run=row.run, claim=row.claim, host=row.host or "an unknown host"))
+                adopted.append(OpenClaim(row.run, row.claim))
         return adopted
 
     def _take_over(self, run: str, tuner: str) -> bool:
