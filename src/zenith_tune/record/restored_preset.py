@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView
 from zenith_tune.registry import construct
-from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import YOUR_COMMAND
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout import Layout
@@ -23,7 +23,6 @@ FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, T
 """What a preset may do with points that are not its own, or with files that are gone: it then has no answer."""
 PRIOR = "prior.json"
 """The calibration that a guided study began with, in its folder."""
-BASELINE_LABEL = "your command"
 WORLD_RULES = ("world", "expert_world", "batch")
 """Rules without which nothing can be estimated."""
 
@@ -56,9 +55,14 @@ class RestoredPreset:
     def label(self, view: TrialView) -> str:
         """Return what a trial is called."""
         if view.label or view.trial.is_baseline:
-            return view.label or BASELINE_LABEL + view.trial.mark
+            return view.label or YOUR_COMMAND + view.trial.mark
         if view.number not in self._labels:
-            self._labels[view.number] = self._label(view.trial.params)
+            params = view.trial.params
+            label = " ".join(f"{name}={value}" for name, value in params.items())
+            if self.preset is not None:
+                with contextlib.suppress(*FROM_ANOTHER_RELEASE):
+                    label = self.preset.label(params)
+            self._labels[view.number] = label
         return self._labels[view.number]
 
     def layout(self, view: TrialView) -> Layout | None:
@@ -101,14 +105,6 @@ class RestoredPreset:
                 self._predicted[view.number] = None
         return self._predicted[view.number]
 
-    def _label(self, params: Mapping[str, Value]) -> str:
-        if self.preset is not None:
-            try:
-                return self.preset.label(params)
-            except FROM_ANOTHER_RELEASE:
-                pass
-        return " ".join(f"{name}={value}" for name, value in params.items())
-
 
 def _made(header: StudyHeader, cluster: str) -> CompletePreset:
     from zenith_tune.describe.cluster_catalog import names_catalog_cluster
@@ -132,8 +128,6 @@ def _planner(preset: CompletePreset, command: str, folder: Path | None) -> Plann
 
     calibration = None
     if folder is not None and (folder / PRIOR).is_file():
-        try:
+        with contextlib.suppress(UsageError):  # of another release, or cut off: the package's own will do
             calibration = load_calibration(folder / PRIOR)
-        except UsageError:  # of another release, or cut off: the package's own will do
-            calibration = None
     return Planner(subject.model, subject.cluster, subject.job, calibration)

@@ -38,7 +38,6 @@ _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _PASSING = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_NOMEM")
 _FULL = "SQLITE_FULL"
 """SQLite's names of what may pass: a lock of another program, a system or a disk that refuses for a while."""
-_MOMENTARY = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many")
 
 
 def database_patience(url: str, notify: Callable[[str], None], has_worked: Callable[[], bool]) -> RetryPolicy:
@@ -92,7 +91,8 @@ def _sqlite_error(error: Exception) -> str:
 
 def is_momentary(error: Exception) -> bool:
     """Tell whether a server that was never reached before is there, and will take connections soon."""
-    return is_away(error) and any(word in in_one_line(error) for word in _MOMENTARY)
+    soon = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many")
+    return is_away(error) and any(phrase in in_one_line(error) for phrase in soon)
 
 
 def in_one_line(error: BaseException) -> str:
@@ -260,8 +260,5 @@ def _explain(error: Exception, url: str) -> Exception:
         problem = f"the database {where} cannot be used ({said})"
         return StudyError(problem, hint="check the host, the user, the password and the database in --db")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if "readonly" in text or "unable to open" in text:
-        return StudyError(
-            f"the database {where} cannot be written ({first})", hint="choose another --db or --output-dir"
-        )
-    return StudyError(f"the database {where} cannot be used ({first})", hint="choose another --db or --output-dir")
+    what = "written" if "readonly" in text or "unable to open" in text else "used"
+    return StudyError(f"the database {where} cannot be {what} ({first})", hint="choose another --db or --output-dir")

@@ -242,7 +242,9 @@ class LiveStudy:
     def _refresh(self) -> StudyView:
         if time.monotonic() - self._looked_s >= self._look_s:
             try:
-                self._take(self._opened())
+                if self._look is None or self._look.is_of_another_file:
+                    self._look = StudyLook(self._find())
+                self._take(self._look)
                 self._error = None
             except UsageError as error:
                 self._error = error
@@ -254,11 +256,6 @@ class LiveStudy:
             assert self._error is not None
             raise self._error
         return self._view
-
-    def _opened(self) -> StudyLook:
-        if self._look is None or self._look.is_of_another_file:
-            self._look = StudyLook(self._find())
-        return self._look
 
     def _take(self, look: StudyLook) -> None:
         view = look.source.refresh()
