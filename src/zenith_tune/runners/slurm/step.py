@@ -55,10 +55,10 @@ class SlurmAllocation:
             raise UsageError(problem, hint="leave it, or give steps=false")
         memory = [int(each["Mem"]) for each in groups if each.get("Mem", "").isdecimal()]
         num_gpus = min(sum(map(int, _GPUS.findall(each.get("GRES", "")))) for each in groups)
-        step_id, held = environment.get("SLURM_STEP_ID", ""), ()
         # The steps of a batch script or of salloc's own shell, which have the highest numbers, hold nothing.
-        if step_id.isdecimal() and int(step_id) < 0xFFFFFFF0:
-            held = tuple(hosts(environment.get("SLURM_STEP_NODELIST", "")))
+        step_id = environment.get("SLURM_STEP_ID", "")
+        is_in_step = step_id.isdecimal() and int(step_id) < 0xFFFFFFF0
+        held = tuple(hosts(environment.get("SLURM_STEP_NODELIST", ""))) if is_in_step else ()
         is_held = bool(held) and set(held) <= set(names)
         if is_held:
             _check_holds_all(environment, job_id, num_gpus)
