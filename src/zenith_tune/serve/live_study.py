@@ -130,7 +130,7 @@ class ChangeLog:
 
     def take(self, fields: Mapping[str, Any], trials: Mapping[int, Json]) -> bool:
         """Take in a look; tell whether anything has changed."""
-        seen: dict[str | int, Any] = {**fields, **trials}
+        seen = dict[str | int, Any]([*fields.items(), *trials.items()])
         if not self._parts.keys() <= seen.keys():  # something is gone
             self._epoch, self._number, self._parts = secrets.token_hex(4), 0, {}
         known = self._parts

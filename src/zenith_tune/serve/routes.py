@@ -161,8 +161,8 @@ class Routes:
         study = request.argument("study")
         match request.path:
             case "/":
-                marker, data = self._studies.get(study).data()
-                server = {"marker": marker, "csrf": self._access.csrf, "studies": self._studies.names()}
+                seen, data = self._studies.get(study).data()
+                server = {"marker": seen, "csrf": self._access.csrf, "studies": self._studies.names()}
                 page = render_page({**data, "server": server}, more_script=_script(), connect="'self'")
                 return Answer(body=page.encode(), kind=HTML)
             case "/data.json":
