@@ -19,7 +19,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.server.url import shown
-from zenith_tune.runners.base import Runner, check_runner, make_runner
+from zenith_tune.runners.base import Runner, make_runner
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
 from zenith_tune.study.budget import Estimate
 from zenith_tune.study.parameters import Params
@@ -71,7 +71,7 @@ class PresetTuner:
         self._runner = resolve_runner(chosen)
         if isinstance(self._runner, tuple):
             name, args = self._runner
-            check_runner(name, args)  # a mistake is reported now, not when the study begins
+            make_runner(name, args).close()  # a mistake is reported now, not when the study begins
             self._runner = (name, {**args, "owns_process": "true"} if owns_process and name == "local" else args)
         self.config = resolve(command, chosen, words)
         self._listener = chosen.listener
