@@ -39,22 +39,20 @@ UNWANTED = frozenset(
 
 
 class LightningHook:
-    """What is set in a Trainer and its data, and in a trial the steps that follow."""
+    """What is set in the Trainers of one package, and in their data."""
 
-    def __init__(self, values: dict[str, Any], steps: int, folder: str) -> None:
-        self.values, self.steps, self.folder = values, steps, folder
-        """`steps` is 0 in the best command."""
-        self.num_steps = self.num_passes = self.global_step = 0
-        self.begun_at: Any = None
+    def __init__(self, package: str, values: dict[str, Any], steps: int, folder: str) -> None:
+        self.package, self.values, self.folder = package, values, folder
+        self.steps = steps
+        """Updates of a trial; 0 in the best command."""
 
     def install(self, module: Any) -> None:
         """Wrap the making of a Trainer, and its training."""
-        trainer, package = module.Trainer, module.__name__.rpartition(".trainer.")[0]
-        trainer.__init__ = self.making(trainer.__init__, package)
-        trainer.fit = self.fitting(trainer.fit, package)
+        module.Trainer.__init__ = self.making(module.Trainer.__init__)
+        module.Trainer.fit = self.fitting(module.Trainer.fit)
 
-    def making(self, method: Any, package: str) -> Any:
-        """Return a constructor with the arguments set; it has keywords alone."""
+    def making(self, method: Any) -> Any:
+        """Return a constructor with the arguments set; it takes keywords alone."""
         known = inspect.signature(method).parameters
 
         @functools.wraps(method)
@@ -63,20 +61,18 @@ class LightningHook:
             for name in IN_BATCHES:
                 if type(kwargs.get(name)) is int:
                     kwargs[name] = max(kwargs[name] * self.values.get(ACCUMULATION, own) // own, 1)
-            values = {**self.of_trial(kwargs.get("callbacks"), package), **self.values} if self.steps else self.values
+            values = self.values
+            if self.steps:
+                logger = importlib.import_module(self.package + ".loggers.logger").DummyLogger()
+                limits = {"max_steps": MOST_TIMES * self.steps, "default_root_dir": self.folder}
+                callbacks = wanted(kwargs.get("callbacks"))
+                values = {**IN_TRIALS, **limits, "logger": logger, "callbacks": callbacks, **values}
             kwargs.update({name: value for name, value in values.items() if name in known})
             method(this, *args, **kwargs)
 
         return made
 
-    def of_trial(self, callbacks: Any, package: str) -> dict[str, Any]:
-        """Return what is set in trials alone."""
-        given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-        logger = importlib.import_module(package + ".loggers.logger").DummyLogger()
-        limits = {"max_steps": MOST_TIMES * self.steps, "default_root_dir": self.folder}
-        return {**IN_TRIALS, **limits, "logger": logger, "callbacks": wanted(given)}
-
-    def fitting(self, method: Any, package: str) -> Any:
+    def fitting(self, method: Any) -> Any:
         """Return a training with the settings; that of a trial ends the program."""
         signature = inspect.signature(method)
 
@@ -92,98 +88,95 @@ class LightningHook:
                 torch.set_float32_matmul_precision(self.values["matmul"])
             if self.values.get("compile"):
                 given.arguments["model"] = torch.compile(module)
-            if self.steps:
+            watched = step_watch(importlib.import_module(self.package), self.steps) if self.steps else None
+            if watched is not None:
                 given.arguments.pop("ckpt_path", None)  # it may be past the last step already
                 configure = module.configure_callbacks
                 module.configure_callbacks = lambda: wanted(configure())
-                this.callbacks.append(self.callback(importlib.import_module(package).Callback))
+                this.callbacks.append(watched)
             method(*given.args, **given.kwargs)
-            if self.begun_at is not None:
-                raise SystemExit(0)  # only evaluating and saving are left
+            if watched is not None and watched.begun_at is not None:  # a search for a learning rate fits without it
+                raise SystemExit(0)
 
         return fitted
 
-    def callback(self, base: Any) -> Any:
-        """Return what the Trainer tells of its steps."""
-        hook = self
 
-        class StepWatch(base):  # type: ignore[misc]
-            """The beginning of the training, and the end of each pass."""
+def step_watch(package: Any, steps: int) -> Any:
+    """Return a callback that reports what trains and each update, and ends the training after so many."""
 
-            def on_train_start(self, trainer: Any, module: Any) -> None:
-                hook.begins(trainer, module)
+    class StepWatch(package.Callback):  # type: ignore[misc]
+        """The updates of a trial."""
 
-            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-                hook.passed(trainer)
+        num_steps = num_passes = global_step = 0
+        begun_at: Any = None
 
-        return StepWatch()
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            from .model import ModelWatch
 
-    def begins(self, trainer: Any, module: Any) -> None:
-        """Report what trains, and on the first rank the model at its first pass."""
-        from .model import ModelWatch
+            for each in trainer.lr_scheduler_configs:
+                each.strict = False  # it may wait for a metric of the validation
+            self.begun_at, self.global_step = time.monotonic(), trainer.global_step
+            report(described(trainer, module, getattr(package, "__version__", "")))
+            if trainer.is_global_zero and not is_compiled(module):
+                inner = main_part(module)
+                ModelWatch(inner, inner, lambda event: report({**event, "models": 1}))
 
-        for each in trainer.lr_scheduler_configs:
-            each.strict = False  # one that waits for a metric of the validation
-        self.begun_at, self.global_step = time.monotonic(), trainer.global_step
-        report(described(trainer, module))
-        if trainer.is_global_zero and not is_compiled(module):
-            inner = main_part(module)
-            ModelWatch(inner, inner, lambda event: report({**event, "models": 1}))
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            import torch
 
-    def passed(self, trainer: Any) -> None:
-        """Report an update at its last pass, and end the training once there are enough for long enough."""
-        import torch
+            self.num_passes += 1
+            if trainer.global_step == self.global_step:
+                return
+            self.num_steps, self.global_step = self.num_steps + 1, trainer.global_step
+            passes, self.num_passes = self.num_passes, 0
+            if trainer.is_global_zero:
+                size = batch_size(trainer)
+                samples = {"samples": size * passes * trainer.world_size} if size else {}
+                count = {"step": self.num_steps, "passes": passes, "is_end": bool(trainer.is_last_batch)}
+                report({"event": "step", **count, **samples, **measured()})
+            if self.num_steps >= steps:
+                is_over = not torch.cuda.is_available() or time.monotonic() - self.begun_at >= STEPS_S
+                trainer.should_stop = trainer.strategy.reduce_boolean_decision(is_over)
 
-        self.num_passes += 1
-        if trainer.global_step == self.global_step:
-            return
-        self.num_steps, self.global_step = self.num_steps + 1, trainer.global_step
-        passes, self.num_passes = self.num_passes, 0
-        if trainer.is_global_zero:
-            size = batch_size(trainer)
-            samples = {"samples": size * passes * trainer.world_size} if size else {}
-            count = {"step": self.num_steps, "passes": passes, "is_end": bool(trainer.is_last_batch)}
-            report({"event": "step", **count, **samples, **measured()})
-        if self.num_steps >= self.steps:
-            is_over = not torch.cuda.is_available() or time.monotonic() - self.begun_at >= STEPS_S
-            trainer.should_stop = trainer.strategy.reduce_boolean_decision(is_over)
+    return StepWatch()
 
 
 def wanted(callbacks: Any) -> list[Any]:
     """Return callbacks without those that a trial has no use for."""
-    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    given = callbacks if isinstance(callbacks, (list, tuple)) else filter(None, [callbacks])
     return [each for each in given if not UNWANTED & {kind.__name__ for kind in type(each).__mro__}]
 
 
 def resize(arguments: dict[str, Any], module: Any, size: int) -> None:
-    """Have the data of a training come in batches of another size, given to it or made by its modules."""
+    """Have the data of a training come in batches of another size, whether it is given or made by a module."""
     loaders = arguments.get("train_dataloaders")
-    source = loaders if hasattr(loaders, "train_dataloader") else arguments.get("datamodule")
-    if source is None and loaders is not None:
+    source = arguments.get("datamodule") or (loaders if hasattr(loaders, "train_dataloader") else module)
+    if loaders is None or loaders is source:
+        make = source.train_dataloader
+        source.train_dataloader = lambda: resized(make(), size)
+    else:
         arguments["train_dataloaders"] = resized(loaders, size)
-        return
-    source = source if hasattr(source, "train_dataloader") else module
-    make = source.train_dataloader
-    source.train_dataloader = lambda: resized(make(), size)
 
 
 def resized(loader: Any, size: int) -> Any:
-    """Return a copy of a torch DataLoader with another batch size; other loaders as they are."""
-    if getattr(loader, "batch_size", None) is None or not hasattr(loader, "batch_sampler"):
-        return loader
+    """Return a copy of a torch DataLoader with another batch size."""
+    values = {
+        # Without these Lightning makes it again from its attributes, not from what the script gave.
+        **{name: value for name, value in vars(loader).items() if not name.startswith("__pl_saved")},
+        "batch_size": size,
+        "batch_sampler": type(loader.batch_sampler)(loader.sampler, size, loader.drop_last),
+    }
     found = copy.copy(loader)
-    # Lightning would make it again from the arguments that it saw, or else from these attributes.
-    values = {name: value for name, value in vars(loader).items() if not name.startswith("__pl_saved")}
-    values.update(batch_size=size, batch_sampler=type(loader.batch_sampler)(loader.sampler, size, loader.drop_last))
     vars(found).clear()
     vars(found).update(values)
     return found
 
 
 def batch_size(trainer: Any) -> int:
-    """Return the samples of a pass; 0 where a loader does not show them, or a trial could not change them."""
-    size = getattr(trainer.train_dataloader, "batch_size", None)
-    kinds = {type(each).__name__ for each in trainer.callbacks}
+    """Return the samples of a pass; 0 where they are not those of one torch DataLoader, or must stay as they are."""
+    loader = trainer.train_dataloader
+    kinds = {type(each).__name__ for each in (*trainer.callbacks, getattr(loader, "batch_sampler", None))}
+    size = getattr(loader, "batch_size", None) if "BatchSampler" in kinds else None
     is_fixed = "GradientAccumulationScheduler" in kinds or not trainer.lightning_module.automatic_optimization
     return size if type(size) is int and not is_fixed else 0
 
@@ -200,7 +193,7 @@ def main_part(module: Any) -> Any:
     return next(parts, module)
 
 
-def described(trainer: Any, module: Any) -> dict[str, Any]:
+def described(trainer: Any, module: Any, version: str) -> dict[str, Any]:
     """Return the world, the batch, what wraps the model, and the settings that trials change."""
     import torch
 
@@ -212,7 +205,7 @@ def described(trainer: Any, module: Any) -> dict[str, Any]:
     return {
         "event": "prepared",
         "process": f"{os.uname().nodename}:{os.getpid()}",
-        "version": importlib.import_module(type(trainer).__module__.partition(".")[0]).__version__,
+        "version": version,
         "type": type(trainer.strategy).__name__,
         "processes": trainer.world_size,
         "wrapper": wrapper_of(trainer.model),
@@ -234,4 +227,5 @@ def described(trainer: Any, module: Any) -> dict[str, Any]:
 def start(settings: dict[str, Any], folder: str) -> None:
     """Set what `settings` has; in a trial, watch the training too."""
     for package in PACKAGES:
-        watch(package + ".trainer.trainer", LightningHook(settings["set"], settings.get("steps", 0), folder).install)
+        hook = LightningHook(package, settings["set"], settings.get("steps", 0), folder)
+        watch(package + ".trainer.trainer", hook.install)

@@ -91,9 +91,13 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
         batch = f"micro-batch {job.micro_batch}, {report['accumulation']} accumulated, {job.num_processes} ranks"
         notes = [f"Trainer: global batch {job.global_batch} ({batch}), which every trial keeps"]
         if not job.micro_batch:
-            notes = ["the batch stays as it is: it is not that of one torch DataLoader, or the script accumulates itself"]
+            notes = [
+                "the batch stays as it is: it is not that of one torch DataLoader, or the script accumulates itself"
+            ]
         elif report.get("batch_norm") and len(self._space.axes[MBS]) == 1:
-            notes.append("the micro-batch stays as it is, because BatchNorm sees it: --args search=mbs+strategy tries it")
+            notes.append(
+                "the micro-batch stays as it is, because BatchNorm sees it: --args search=mbs+strategy tries it"
+            )
         notes += model_notes(None if self._given.model else self._model, planned, self._subject.get())
         return [*notes, *self._lever_notes("")]
 
@@ -144,7 +148,9 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
         return hook_files({"lightning": {"set": settings}}, folder=FILE_STEM) if settings else {}
 
     def label(self, params: Mapping[str, Value]) -> str:
-        return self._labelled([f"mbs{params[MBS]}", *(str(params[name]) for name in (STRATEGY,) if name in params)], params)
+        return self._labelled(
+            [f"mbs{params[MBS]}", *(str(params[name]) for name in (STRATEGY,) if name in params)], params
+        )
 
     def evaluator(self) -> TuningEvaluator:
         found = LightningEvaluator(n_gpus=self._space.job.num_processes, check=self._given.check)
@@ -166,8 +172,8 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
     def notes(self, command: str) -> list[str]:
         steps = self._given.steps
         return [
-            f"trials make {steps} updates each (--args steps=N), up to {MOST_TIMES * steps} where a GPU is quick, without"
-            " logging, validation and checkpoints: the hook sets that, and the best command is without it"
+            f"trials make {steps} updates each (--args steps=N), up to {MOST_TIMES * steps} where a GPU is quick,"
+            " without logging, validation and checkpoints: the hook sets that, and the best command is without it"
         ]
 
     def _looked_up(self) -> PlanSubject:

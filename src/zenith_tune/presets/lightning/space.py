@@ -23,7 +23,7 @@ STRATEGIES = {
     "deepspeed_stage_3": (3, "DeepSpeedEngine"),
     "fsdp": (3, "FullyShardedDataParallel"),
 }
-"""For each strategy what is sharded, as the stages of ZeRO number it, and what wraps the model; the first is the job's own."""
+"""What each strategy shards, as the stages of ZeRO number it, and wraps the model in; the first is the job's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
