@@ -109,7 +109,6 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         "axolotl": "zenith_tune.presets.axolotl.preset",
         "deepspeed": "zenith_tune.presets.deepspeed.preset",
         "demo": "zenith_tune.presets.demo",
-        "lightning": "zenith_tune.presets.lightning.preset",
         "llamafactory": "zenith_tune.presets.llamafactory.preset",
         "megatron": "zenith_tune.presets.megatron.documented.preset",
         "megatron-bridge": "zenith_tune.presets.megatron_bridge.preset",

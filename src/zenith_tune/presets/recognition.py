@@ -9,7 +9,6 @@ RECOGNISERS = {
     "accelerate": "zenith_tune.presets.accelerate.command",
     "axolotl": "zenith_tune.presets.axolotl.command",
     "deepspeed": "zenith_tune.presets.deepspeed.command",
-    "lightning": "zenith_tune.presets.lightning.command",
     "llamafactory": "zenith_tune.presets.llamafactory.command",
     "megatron": "zenith_tune.presets.megatron.documented.command",
     "megatron-bridge": "zenith_tune.presets.megatron_bridge.command",
