@@ -10,7 +10,7 @@ from typing import Any
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.hooked_run import HookedRun, RunAsked
+from zenith_tune.evaluators.hooked_run import PLAIN, HookedRun, RunAsked
 from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.lightning import MOST_TIMES
 from zenith_tune.presets.arguments import FrameworkArguments, keywords_of, refuse_steps
@@ -25,7 +25,6 @@ from zenith_tune.presets.lightning.space import (
     LightningJob,
     LightningPoint,
     LightningSpace,
-    lever_settings,
     strategy_of,
 )
 from zenith_tune.presets.shared.launched_gpus import started_gpus
@@ -68,12 +67,14 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
     def __init__(self, given: LightningArguments) -> None:
         refuse_steps(given.steps)
         super().__init__(given)
-        self._model: LiveModel | None = None
+        self._run: HookedRun | None = None
+        """That of the user's own command."""
         self._too_large: list[tuple[int, int]] = []
         """Micro-batches that ran out of memory, with what their strategy shards."""
 
     def bind(self, command: str) -> None:
-        self._bind_job(LightningJob(num_processes=self._given.n_gpus or started_gpus(command) or 1, report={}))
+        self._run = None
+        self._bind_job(LightningJob(num_processes=self._given.n_gpus or started_gpus(command) or 1))
 
     def _bind_job(self, job: LightningJob) -> None:
         self._bind_space(LightningSpace.of(job, self._given.search, self._given.mbs_max))
@@ -84,9 +85,8 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
         if not run.reports:
             problem = "preset lightning knows what a script sets in its Trainer after a run of it alone"
             raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
-        report = run.reports[0]
-        self._model = LiveModel.of(run.model)
-        job = LightningJob(num_processes=int(report["processes"]), report=report, run=run)
+        report, self._run = run.reports[0], run
+        job = LightningJob(num_processes=int(report["processes"]), samples=run.samples, report=report)
         self._bind_job(job)
         batch = f"micro-batch {job.micro_batch}, {report['accumulation']} accumulated, {job.num_processes} ranks"
         notes = [f"Trainer: global batch {job.global_batch} ({batch}), which every trial keeps"]
@@ -98,7 +98,7 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
             notes.append(
                 "the micro-batch stays as it is, because BatchNorm sees it: --args search=mbs+strategy tries it"
             )
-        notes += model_notes(None if self._given.model else self._model, planned, self._subject.get())
+        notes += model_notes(None if self._given.model else LiveModel.of(run.model), planned, self._subject.get())
         return [*notes, *self._lever_notes("")]
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
@@ -164,9 +164,9 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
         return RunAsked(
             num_processes=job.num_processes,
             wrapper=wrapper if STRATEGY in params else None,
-            settings={**stage, **lever_settings(self._space.levers_of(params))},
-            samples=job.run.samples if job.run else None,
-            passes=self._space.accumulation(params) if job.micro_batch else None,
+            settings={**stage, **self._space.lever_settings(params)},
+            samples=job.samples,
+            passes=self._space.accumulation(params) if job.micro_batch and params else None,
         )
 
     def notes(self, command: str) -> list[str]:
@@ -180,22 +180,22 @@ class LightningPreset(FrameworkPreset[LightningSpace, LightningArguments]):
         # Not at the top: the catalogs are loaded only where a plan is made.
         from zenith_tune.describe.framework_spec import load_framework
 
-        job, named = self._space.job, self._given.model
-        if job.run is None or (self._model is None and named is None):
+        job, run, named = self._space.job, self._run, self._given.model
+        live = LiveModel.of(run.model) if run else None
+        if run is None or (live is None and named is None):
             raise UsageError("the model is seen when your own command runs", hint="or give --args model=NAME")
         if job.settings.get("precision") not in PLANNED or not job.micro_batch:
-            raise UsageError("layouts are planned where precision is 32 or mixed and the batch is known")
-        if job.num_processes > 1 and job.report.get("wrapper") != strategy_of({})[1]:
+            raise UsageError("layouts are planned where precision is 32 or mixed, and the batch is known")
+        if job.num_processes > 1 and job.report.get("wrapper") != PLAIN:
             raise UsageError("layouts of Lightning are planned for plain data parallelism")
-        model = self._model.spec() if self._model and named is None else job_model(named)
-        shown = self._model.input_shape[1] if self._model and len(self._model.input_shape) > 1 else None
+        model = live.spec() if live and named is None else job_model(named)
+        shown = live.input_shape[1] if live and len(live.input_shape) > 1 else None
         seq_len = (model.traced.num_tokens if model.traced else None) or self._given.seq or shown
         if seq_len is None:
             raise UsageError("the length of the sequences is not known", hint="give --args seq=2048")
-        cluster = seen_cluster(self._given.cluster, job.num_processes, self._given.topology, job.run.gpu)
-        precision = job.run.precision if job.run.precision in ("bf16", "fp16") else "fp32"
+        precision = run.precision if run.precision in ("bf16", "fp16") else "fp32"
         return PlanSubject(
             model=model,
-            cluster=cluster,
+            cluster=seen_cluster(self._given.cluster, job.num_processes, self._given.topology, run.gpu),
             job=JobSpec(seq_len=seq_len, framework=load_framework(FRAMEWORK), precision=precision),
         )
