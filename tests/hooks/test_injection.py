@@ -10,7 +10,7 @@ from zenith_tune.hooks.injection import hook_events, hook_files, without_code
 from zenith_tune.hooks.process import PREFIX
 
 HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "trainer")
-ALL = hook_files(dict.fromkeys(HOOKS, {}), "model", "longest")
+ALL = hook_files({name: {} for name in HOOKS}, "model", "longest")
 
 
 @pytest.mark.parametrize("prefix", [PREFIX, "zenithtune-accelerate: "])

@@ -150,7 +150,7 @@ def wanted(callbacks: Any) -> list[Any]:
 def resize(arguments: dict[str, Any], module: Any, size: int) -> None:
     """Have the data of a training come in batches of another size, whether it is given or made by a module."""
     loaders = arguments.get("train_dataloaders")
-    source = arguments.get("datamodule") or (loaders if hasattr(loaders, "train_dataloader") else module)
+    source: Any = arguments.get("datamodule") or (loaders if hasattr(loaders, "train_dataloader") else module)
     if loaders is None or loaders is source:
         make = source.train_dataloader
         source.train_dataloader = lambda: resized(make(), size)
