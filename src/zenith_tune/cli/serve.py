@@ -23,7 +23,7 @@ if TYPE_CHECKING:
               help="Where to listen.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="The port. [default: a free one]")
 @click.option("--token", metavar="TOKEN", envvar="ZENITHTUNE_TOKEN",
-              help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: your own, made up once]",
+              help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: generated once per user]",
               )  # fmt: skip
 @click.option("--socket", "socket_path", type=click.Path(path_type=Path), metavar="PATH",
               help="Listen on a Unix socket that only you may use, instead of a port.")  # fmt: skip

@@ -41,7 +41,7 @@ def study_markdown(study: Json) -> str:
     if study["failures"]:
         parts += ["### Failures", "\n".join(_failure(group, own_runs) for group in study["failures"])]
     if study["doctor"]:
-        parts += ["### What the doctor says", fenced("\n".join(study["doctor"]))]
+        parts += ["### Diagnosis", fenced("\n".join(study["doctor"]))]
     made_with = [f"Preset {escaped(study['header']['preset'])}"]
     made_with += [f"strategy {escaped(study['strategy'])}"] if study["strategy"] else []
     parts.append(f"{', '.join([*made_with, escaped(study['header']['evaluator'])])}.")
@@ -108,7 +108,7 @@ def _headline(study: Json) -> str:
     gain += " (within the noise)" if study["is_within_noise"] else ""
     if study["best_is_own"]:
         gain = ", with the settings of your own command: no gain"
-    again = f", run again as trial {', '.join(map(str, study['best_reruns']))}" if study["best_reruns"] else ""
+    again = ", confirmed by a second run" if study["best_reruns"] else ""
     first = next((trial for trial in study["trials"] if trial["number"] == study["best"]), best)
     name = f"Best: trial {first['number']}, **{escaped(first['label'])}**"
     return f"{name}, {escaped(value)}{gain}{again} ({counts})."
