@@ -65,15 +65,18 @@ def train(folder: Path, prefix: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("package", "data"),
+    ("package", "data", "compiles"),
     [
-        ("lightning.pytorch", ""),
-        pytest.param("pytorch_lightning", ", train_dataloaders=model.train_dataloader()", marks=pytest.mark.slow),
+        ("lightning.pytorch", "", False),
+        pytest.param("pytorch_lightning", ", train_dataloaders=model.train_dataloader()", True, marks=pytest.mark.slow),
     ],
 )
-def test_a_trial_trains_with_its_settings_and_leaves_nothing(tmp_path: Path, package: str, data: str) -> None:
+def test_a_trial_trains_with_its_settings_and_leaves_nothing(
+    tmp_path: Path, package: str, data: str, compiles: bool
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(package=package, devices=1, data=data))
-    settings = {"set": {"micro_batch": 2, "accumulate_grad_batches": 2, "matmul": "high"}, "steps": 20}
+    asked = {"micro_batch": 2, "accumulate_grad_batches": 2, "matmul": "high", "compile": compiles}
+    settings = {"set": asked, "steps": 20}
     for name, text in hook_files({"lightning": settings}, "accelerate", "model", "trainer").items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,8 +85,9 @@ def test_a_trial_trains_with_its_settings_and_leaves_nothing(tmp_path: Path, pac
     run = HookedRun.read(done.stderr)
     [report] = run.reports
     assert (report["batch_sizes"], report["accumulation"], report["processes"]) == ([2], 2, 1)
-    assert (len(run.steps), run.samples, run.usual_passes) == (20, 4, 2) and run.settings["matmul"] == "high"
-    assert run.model is not None and run.model["class"] == "Linear"
+    assert (len(run.steps), run.samples, run.usual_passes) == (20, 4, 2)
+    assert (run.settings["matmul"], run.settings["compile"]) == ("high", compiles)
+    assert compiles or (run.model is not None and run.model["class"] == "Linear")
     assert "trained" not in done.stdout and {path.name for path in tmp_path.iterdir()} == {"train.py", "hook"}
 
 

@@ -87,7 +87,8 @@ class LightningHook:
             if "matmul" in self.values:
                 torch.set_float32_matmul_precision(self.values["matmul"])
             if self.values.get("compile"):
-                given.arguments["model"] = torch.compile(module)
+                for part in parts(module):  # as a whole it does not compile where it logs (Lightning 2.6, torch 2.13)
+                    part.compile()
             watched = step_watch(importlib.import_module(self.package), self.steps) if self.steps else None
             if watched is not None:
                 given.arguments.pop("ckpt_path", None)  # it may be past the last step already
@@ -118,7 +119,7 @@ def step_watch(package: Any, steps: int) -> Any:
             self.begun_at, self.global_step = time.monotonic(), trainer.global_step
             report(described(trainer, module, getattr(package, "__version__", "")))
             if trainer.is_global_zero and not is_compiled(module):
-                inner = main_part(module)
+                inner = parts(module)[0] if len(parts(module)) == 1 else module
                 ModelWatch(inner, inner, lambda event: report({**event, "models": 1}))
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -181,16 +182,15 @@ def batch_size(trainer: Any) -> int:
     return size if type(size) is int and not is_fixed else 0
 
 
+def parts(module: Any) -> list[Any]:
+    """Return the parts of a LightningModule with parameters, which are called as a model is; or the whole."""
+    return [part for part in module.children() if any(True for _ in part.parameters())] or [module]
+
+
 def is_compiled(module: Any) -> bool:
-    """Tell whether a LightningModule is compiled."""
-    return getattr(module, "_compiler_ctx", None) is not None
-
-
-def main_part(module: Any) -> Any:
-    """Return the part of a LightningModule that has all its parameters, which is called as a model is, or the whole."""
-    total = sum(1 for _ in module.parameters())
-    parts = (part for part in module.children() if sum(1 for _ in part.parameters()) == total)
-    return next(parts, module)
+    """Tell whether a LightningModule or a part of it is compiled, by the script or here."""
+    marks = ("_compiler_ctx", "_compiled_call_impl", "_orig_mod")
+    return any(getattr(part, mark, None) is not None for part in (module, *parts(module)) for mark in marks)
 
 
 def described(trainer: Any, module: Any, version: str) -> dict[str, Any]:
