@@ -9,6 +9,7 @@ import pytest
 from tests.presets.accelerate.logs import prepared, steps
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
+from zenith_tune.evaluators.hooked_run import PLAIN
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.lightning.preset import LightningPreset
 from zenith_tune.study.parameters import Params
@@ -122,7 +123,8 @@ def measured(preset: LightningPreset, log: str, params: Params | None = None) ->
 
 
 def test_what_did_not_arrive_fails_the_trial() -> None:
-    preset, point = live(), {"mbs": 2, "strategy": "fsdp", "bf16": True}
+    preset = live()
+    point: Params = {"mbs": 2, "strategy": "fsdp", "bf16": True}
     assert measured(preset, run()) == 16.0
     arrived: dict[str, Any] = {
         "passes": 4,
@@ -130,7 +132,8 @@ def test_what_did_not_arrive_fails_the_trial() -> None:
         "settings": {"precision": "bf16-mixed"},
     }
     assert measured(preset, run(**arrived), point) == 16.0
-    for other in ({"passes": 2}, {"samples": 32}, {"wrapper": "DistributedDataParallel"}, {"settings": {}}):
+    others: tuple[dict[str, Any], ...] = ({"passes": 2}, {"samples": 32}, {"wrapper": PLAIN}, {"settings": {}})
+    for other in others:
         with pytest.raises(OtherSettingsError):
             measured(preset, run(**{**arrived, **other}), point)
     with pytest.raises(ValueError, match="--space"):
