@@ -17,9 +17,13 @@ from zenith_tune.evaluators.hooked_run import HookedRun
 from zenith_tune.hooks.injection import hook_files
 
 SCRIPT = """
+import time
 import torch
 import {package} as L
 from {package}.callbacks import EarlyStopping, ModelCheckpoint
+
+clock = [0.0]
+time.monotonic = lambda: clock[0]  # a pass takes a second, so that few large ones are faster on any machine
 
 class Pairs(torch.utils.data.Dataset):
     def __len__(self): return 64
@@ -31,6 +35,7 @@ class Model(L.LightningModule):
         self.model, self.sizes = torch.nn.Linear(4, 1), []
     def training_step(self, batch, at):
         self.sizes.append(len(batch[0]))
+        clock[0] += 1.0
         self.logger.experiment.add_scalar("one", 1.0, at)
         return (self.model(batch[0]) - batch[1]).square().mean()
     def validation_step(self, batch, at): self.log("loss", self.model(batch[0]).mean())
@@ -56,10 +61,9 @@ def lightning() -> None:
     need_module("engines", "lightning")
 
 
-def train(folder: Path, prefix: str = "") -> subprocess.CompletedProcess[str]:
-    command = ["bash", "-c", f"{prefix} {warm_python()} {folder}/train.py"]
+def run_by_hand(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **ENGINE_ENV}
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(["bash", "-c", command], env=env, cwd=folder, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -81,7 +85,7 @@ def test_a_trial_trains_with_its_settings_and_leaves_nothing(
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    done = train(tmp_path, f"PYTHONPATH={tmp_path}/hook")
+    done = run_by_hand(f"PYTHONPATH={tmp_path}/hook {warm_python()} {tmp_path}/train.py", tmp_path)
     run = HookedRun.read(done.stderr)
     [report] = run.reports
     assert (report["batch_sizes"], report["accumulation"], report["processes"]) == ([2], 2, 1)
@@ -104,10 +108,6 @@ def test_the_best_command_of_a_plain_script_trains_the_same_batch_in_larger_step
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     runs = {run["parameters"].get("mbs"): run["outcome"] for run in study["trials"]}
     assert runs[2] == runs[4] == "ok" and study["search"]["verdict"]["is_confirmed"]
-    best = study["best"]["parameters"]["mbs"]
-    assert best > 1 and f"PYTHONPATH={tmp_path}/out/s/lightning_arguments" in study["best_command"]
-    # 32 samples of an epoch, by updates of 4 on each rank.
-    assert (
-        f"trained {{{best}}} {4 // best} 8"
-        in train(tmp_path, f"PYTHONPATH={tmp_path}/out/s/lightning_arguments").stdout
-    )
+    assert study["best"]["parameters"]["mbs"] == 4 and f"{tmp_path}/out/s/lightning_arguments" in study["best_command"]
+    # The 32 samples of an epoch, by updates of 4 on each rank.
+    assert "trained {4} 1 8" in run_by_hand(study["best_command"], tmp_path).stdout
