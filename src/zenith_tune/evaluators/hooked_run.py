@@ -212,7 +212,7 @@ class HookedRun:
         for name, wanted in asked.settings.items():
             value = self.settings.get(name)
             if value is not None and str(value).lower() != str(wanted).lower():
-                hint = "the script, or an older Accelerate, decides on it"
+                hint = "the script, or an older release, decides on it"
                 return f"the job ran with {name} {value}, where {wanted} was asked for: {hint}"
         sizes = report.get("batch_sizes")
         if asked.micro_batch is not None and isinstance(sizes, list) and sizes and asked.micro_batch not in sizes:

@@ -1,15 +1,73 @@
-"""The arguments that presets take: the axes that `search` lists, and what sizes and steps may be."""
+"""The arguments that presets take: those of every framework, and what axes, sizes and steps may be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
 
 DEFAULT = "default"
 """What `search` and `levers` are unless the user says otherwise."""
+NONE = "none"
 MOST = 2**31
 MOST_STEPS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOverrides:
+    """What the user says of the job besides the command; None leaves it to the command, its files and its run."""
+
+    n_gpus: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkArguments(JobOverrides):
+    """What the preset of every framework takes; each adds its own fields, and defaults that differ."""
+
+    cluster: str | None = None
+    """The GPUs: this machine unless named."""
+    topology: str | None = None
+    """A file with what `nvidia-smi topo -m` says of each machine."""
+    search: str = DEFAULT
+    """Axes with a plus between them."""
+    levers: str = DEFAULT
+    """Settings that are tried on the best point: default, none, or names with a plus between them."""
+    allow: str = NONE
+    """Levers that change the numerics and may be tried."""
+    mbs_max: int = 1024
+    """The largest micro-batch."""
+
+
+A = TypeVar("A")
+P = ParamSpec("P")
+
+
+def keywords_of(kind: Callable[P, A]) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator by which a constructor takes the fields of a dataclass as its keyword arguments.
+
+    >>> class Plain:
+    ...     @keywords_of(FrameworkArguments)
+    ...     def __init__(self, given): self.given = given
+    >>> Plain(n_gpus=8).given.n_gpus, list(inspect.signature(Plain).parameters)[:2]
+    (8, ['n_gpus', 'model'])
+    """
+
+    def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
+        def taking(self: Any, /, *args: P.args, **fields: P.kwargs) -> None:
+            init(self, kind(*args, **fields))
+
+        own, *_ = inspect.signature(init).parameters.values()
+        found = inspect.signature(kind)
+        taking.__annotations__ = typing.get_type_hints(kind)
+        taking.__signature__ = found.replace(parameters=[own, *found.parameters.values()])  # type: ignore[attr-defined]
+        return taking
+
+    return decorate
 
 
 def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
-from zenith_tune.presets.recognition import RECOGNISERS, may_be, recognised_as
+from zenith_tune.presets.recognition import FRAMEWORKS, may_be, recognised_as
 from zenith_tune.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def recognised_preset(command: str) -> str:
     """Return the name of the first preset that recognises the command, or else of one that a run of it may prove."""
     # The particular before the general: x-y before x.
     for name in sorted(PresetRegistry.names(), key=lambda name: f"{name}~"):
-        if recognised_as(name, command) if name in RECOGNISERS else _plugin_recognises(name, command):
+        if recognised_as(name, command) if name in FRAMEWORKS else _plugin_recognises(name, command):
             return name
-    for name in RECOGNISERS:
+    for name in FRAMEWORKS:
         if may_be(name, command):
             return name
     from zenith_tune.shell.secrets import find_secrets, mask
@@ -101,24 +101,14 @@ class TuningPreset(ABC):
         return OptunaStrategy() if is_continuous or num_points > most else GridStrategy(grid_points=most)
 
 
+NEVER_RECOGNISED = ("demo", "space")
+"""Built-in presets that a user names, or asks for by --space."""
 PresetRegistry: Registry[TuningPreset] = Registry(
     "preset",
     "zenith_tune.presets",
     {
-        "accelerate": "zenith_tune.presets.accelerate.preset",
-        "axolotl": "zenith_tune.presets.axolotl.preset",
-        "deepspeed": "zenith_tune.presets.deepspeed.preset",
-        "demo": "zenith_tune.presets.demo",
-        "llamafactory": "zenith_tune.presets.llamafactory.preset",
-        "megatron": "zenith_tune.presets.megatron.documented.preset",
-        "megatron-bridge": "zenith_tune.presets.megatron_bridge.preset",
-        "megatron-lm": "zenith_tune.presets.megatron.preset",
-        "mimo": "zenith_tune.presets.mimo.preset",
-        "space": "zenith_tune.presets.space",
-        "torchtitan": "zenith_tune.presets.torchtitan.preset",
-        "trainer": "zenith_tune.presets.trainer.preset",
+        **{name: f"zenith_tune.presets.{folder}.preset" for name, folder in FRAMEWORKS.items()},
+        **{name: f"zenith_tune.presets.{name}" for name in NEVER_RECOGNISED},
     },
     contract=TuningPreset,
 )
-NEVER_RECOGNISED = ("demo", "space")
-"""Built-in presets that a user names, or asks for by --space."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.arguments import DEFAULT, refuse_sizes
-from zenith_tune.presets.levers import NONE, Declared, LeverChoice, lever_label, lever_parameters
+from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes
+from zenith_tune.presets.levers import Declared, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.parts import CompletePreset
-from zenith_tune.presets.shared.subject import JobOverrides, LookedUp
+from zenith_tune.presets.shared.subject import LookedUp
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 
 if TYPE_CHECKING:
@@ -62,17 +62,11 @@ class AxisSpace:
 
 
 S = TypeVar("S", bound=JobSpace)
+A = TypeVar("A", bound=FrameworkArguments)
 
 
-class FrameworkPreset(CompletePreset, Generic[S]):
-    """A preset that reads its job from the command.
-
-    Every framework takes these arguments: `n_gpus`, `gbs`, `model` and `seq`, where it has them, say what the command
-    does not; `cluster` is this machine unless named, and `topology` a file with what `nvidia-smi topo -m` says of each
-    machine. `search` lists the axes, with a plus between them, and `mbs_max` is the largest micro-batch. `levers` are
-    the settings that are tried on the best point: default, none, or names with a plus between them; those that change
-    the numerics where `allow` names them.
-    """
+class FrameworkPreset(CompletePreset, Generic[S, A]):
+    """A preset that reads its job from the command; its arguments are the fields of a `FrameworkArguments`."""
 
     title: ClassVar[str]
     """The preset as messages name it."""
@@ -80,20 +74,10 @@ class FrameworkPreset(CompletePreset, Generic[S]):
     """Its levers."""
     most_grid_points = 100
 
-    def __init__(
-        self,
-        given: JobOverrides,
-        *,
-        cluster: str | None = None,
-        topology: str | None = None,
-        search: str = DEFAULT,
-        levers: str = DEFAULT,
-        allow: str = NONE,
-        mbs_max: int,
-    ) -> None:
-        refuse_sizes(n_gpus=given.n_gpus, gbs=given.gbs, seq=given.seq, mbs_max=mbs_max)
-        self.cluster, self.topology, self.search, self.mbs_max = cluster, topology, search, mbs_max
-        self._levers = LeverChoice.of(levers, allow, self.declared)
+    def __init__(self, given: A) -> None:
+        refuse_sizes(**{name: value for name, value in vars(given).items() if type(value) is int})
+        self._given = given
+        self._levers = LeverChoice.of(given.levers, given.allow, self.declared)
         self._bound: S | None = None
         self._subject: LookedUp[PlanSubject] = LookedUp(self._looked_up)
 

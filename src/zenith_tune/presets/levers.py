@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from zenith_tune.errors import UnknownNameError
+from zenith_tune.presets.arguments import DEFAULT, NONE
 from zenith_tune.study.parameters import CategoricalParameter, Value
 
-ALL, NONE = "default", "none"
 ASSUMED = "assumed"
 """The source of an effect without a measurement."""
 
@@ -203,7 +203,7 @@ class LeverChoice:
         return cls(
             plain=chosen_levers(levers, plain_names(declared), "lever"),
             allowed=chosen_levers(allow, names_on_request(declared), "--allow name", words=()),
-            names_unallowed=ALL in (name.strip() for name in levers.split("+")),
+            names_unallowed=DEFAULT in (name.strip() for name in levers.split("+")),
         )
 
     def offered(
@@ -268,12 +268,12 @@ def excludes(lever: Lever | LeverDeclaration[Any], other: Lever | LeverDeclarati
     return bool(names & other.excludes or others & lever.excludes)
 
 
-def chosen_levers(text: str, known: Sequence[str], what: str, words: Sequence[str] = (ALL, NONE)) -> frozenset[str]:
+def chosen_levers(text: str, known: Sequence[str], what: str, words: Sequence[str] = (DEFAULT, NONE)) -> frozenset[str]:
     """Return the levers that `text` names, with a plus between them; `default` are all of `known`, `none` is none."""
     names = {name.strip() for name in text.split("+")}
     if names == {NONE}:
         return frozenset()
-    for name in names - {ALL}:
+    for name in names - {DEFAULT}:
         if name not in known:
             raise UnknownNameError(what, name, (*known, *words))
-    return frozenset(known) if ALL in names else frozenset(names)
+    return frozenset(known) if DEFAULT in names else frozenset(names)

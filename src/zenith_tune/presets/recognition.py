@@ -5,22 +5,23 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-RECOGNISERS = {
-    "accelerate": "zenith_tune.presets.accelerate.command",
-    "axolotl": "zenith_tune.presets.axolotl.command",
-    "deepspeed": "zenith_tune.presets.deepspeed.command",
-    "llamafactory": "zenith_tune.presets.llamafactory.command",
-    "megatron": "zenith_tune.presets.megatron.documented.command",
-    "megatron-bridge": "zenith_tune.presets.megatron_bridge.command",
-    "megatron-lm": "zenith_tune.presets.megatron.command",
-    "mimo": "zenith_tune.presets.mimo.command",
-    "torchtitan": "zenith_tune.presets.torchtitan.command",
-    "trainer": "zenith_tune.presets.trainer.command",
+FRAMEWORKS = {
+    "accelerate": "accelerate",
+    "axolotl": "axolotl",
+    "deepspeed": "deepspeed",
+    "lightning": "lightning",
+    "llamafactory": "llamafactory",
+    "megatron": "megatron.documented",
+    "megatron-bridge": "megatron_bridge",
+    "megatron-lm": "megatron",
+    "mimo": "mimo",
+    "torchtitan": "torchtitan",
+    "trainer": "trainer",
 }
-"""The module of each built-in preset with `recognises(command)`.
+"""The folder of each built-in preset that recognises commands: `preset` has its class, `command` recognises.
 
-It may also have `may_be_for(command)`, for a command that only a run of it can prove, and `arguments_in(command)`, the
-constructor's arguments that the command itself gives.
+`command` has `recognises(command)`, and may have `may_be_for(command)`, for a command that only a run of it can prove,
+and `arguments_in(command)`, the constructor's arguments that the command itself gives.
 """
 YIELDS_TO = {"accelerate": ("axolotl", "deepspeed", "trainer")}
 """The presets that a command is for in the first place, where several recognise it."""
@@ -44,6 +45,6 @@ def arguments_in(name: str, command: str) -> dict[str, Any]:
 
 
 def _ask(name: str, question: str, command: str, *, default: Any) -> Any:
-    module = importlib.import_module(RECOGNISERS[name]) if name in RECOGNISERS else None
+    module = importlib.import_module(f"zenith_tune.presets.{FRAMEWORKS[name]}.command") if name in FRAMEWORKS else None
     answer = getattr(module, question, None)
     return default if answer is None else answer(command)

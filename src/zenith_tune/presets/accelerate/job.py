@@ -9,6 +9,7 @@ from typing import Any
 
 from zenith_tune.describe.deepspeed_config import ACCUMULATION, MICRO_BATCH, DsConfig, read_ds_config
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.arguments import FrameworkArguments
 from zenith_tune.presets.shared.accelerate_launch import (
     DEEPSPEED_TYPE,
     FSDP_TYPE,
@@ -21,7 +22,7 @@ from zenith_tune.presets.shared.accelerate_launch import (
 )
 from zenith_tune.presets.shared.accelerate_settings import SECTION_OF, AccelerateSettings
 from zenith_tune.presets.shared.launched_gpus import machine_gpus
-from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
+from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import placeholder_names
 from zenith_tune.units import whole
@@ -34,13 +35,23 @@ ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
 _NVME = "nvme"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccelerateOverrides(JobOverrides):
-    """What the user says besides the command, with the script's options for its batch and recomputation."""
+@dataclass(frozen=True, kw_only=True)
+class AccelerateArguments(FrameworkArguments):
+    """What preset accelerate takes, with the script's options for its batch and recomputation."""
 
+    gbs: int | None = None
+    seq: int | None = None
     mbs_option: str | None = None
     gas_option: str | None = None
     recompute_option: str | None = None
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("mbs_option", "gas_option", "recompute_option"):
+            option = getattr(self, name)
+            if option is not None and not option.startswith("--"):
+                problem = f"{name} must be an option of the script, but got {option!r}"
+                raise UsageError(problem, hint=f"write --{option}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,7 @@ class AccelerateJob:
         return found if found in ("bf16", "fp16", "fp8") else "fp32"
 
 
-def read_job(command: str, given: AccelerateOverrides) -> AccelerateJob:
+def read_job(command: str, given: AccelerateArguments) -> AccelerateJob:
     """Read a command and its configuration; what is missing is an error of one line with a hint."""
     launch, line = Launch(command), ParsedCommand.of(command)
     _refuse_unknown(launch)
@@ -192,7 +203,7 @@ def _json_of(settings: AccelerateSettings, offloads: Mapping[str, Any]) -> dict[
     }
 
 
-def _num_gpus(settings: AccelerateSettings, given: AccelerateOverrides, launch: Launch) -> int:
+def _num_gpus(settings: AccelerateSettings, given: AccelerateArguments, launch: Launch) -> int:
     is_unknown = "num_processes" in launch.unknown_names
     started = None if is_unknown else settings.whole("num_processes")
     if given.n_gpus is not None and started is not None and given.n_gpus != started:

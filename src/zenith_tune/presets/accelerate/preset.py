@@ -22,15 +22,15 @@ from zenith_tune.presets.accelerate.emit import (
     settings_of,
     trial_command,
 )
-from zenith_tune.presets.accelerate.job import AccelerateJob, AccelerateOverrides, read_job
+from zenith_tune.presets.accelerate.job import AccelerateArguments, AccelerateJob, read_job
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
-from zenith_tune.presets.arguments import DEFAULT
+from zenith_tune.presets.arguments import keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import NONE, Declared, Lever
+from zenith_tune.presets.levers import Declared, Lever
 from zenith_tune.presets.parts import ImplicitDefault
 from zenith_tune.presets.shared.accelerate_launch import (
     DEEPSPEED_TYPE,
@@ -148,7 +148,7 @@ RESULT_DS_CONFIG = "ds_config_optimal.json"
 
 
 @PresetRegistry.register("accelerate")
-class AcceleratePreset(FrameworkPreset[Backend]):
+class AcceleratePreset(FrameworkPreset[Backend, AccelerateArguments]):
     """Tune the configuration of an `accelerate launch` command: its file, and the options that it has in place of one.
 
     The global batch stays what it is: micro-batches follow the dataloader's batch size, which is the script's option
@@ -158,39 +158,13 @@ class AcceleratePreset(FrameworkPreset[Backend]):
 
     title, declared = PRESET, ALL_LEVERS
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int | None = None,
-        gbs: int | None = None,
-        cluster: str | None = None,
-        topology: str | None = None,
-        model: str | None = None,
-        seq: int | None = None,
-        search: str = DEFAULT,
-        levers: str = DEFAULT,
-        allow: str = NONE,
-        mbs_max: int = 1024,
-        mbs_option: str | None = None,
-        gas_option: str | None = None,
-        recompute_option: str | None = None,
-        check: bool = True,
-    ) -> None:
-        options = {"mbs_option": mbs_option, "gas_option": gas_option, "recompute_option": recompute_option}
-        for name, option in options.items():
-            if option is not None and not option.startswith("--"):
-                raise UsageError(
-                    f"{name} must be an option of the script, but got {option!r}", hint=f"write --{option}"
-                )
-        self.check = check
+    @keywords_of(AccelerateArguments)
+    def __init__(self, given: AccelerateArguments) -> None:
+        super().__init__(given)
         self._release: Release | None = None
-        self._given = AccelerateOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, **options)
         self._samples: int | None = None
         """The samples of an update that the loader of the user's own command gave."""
         self._model: LookedUp[ModelSpec] | None = None
-        super().__init__(
-            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
-        )
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
@@ -205,8 +179,10 @@ class AcceleratePreset(FrameworkPreset[Backend]):
         model = self._model.get() if job.backend == MEGATRON_LM else None
         known = model if isinstance(model, ModelSpec) else None
         self._profile: ActivationProfile | None = None
-        self._island = functools.cache(lambda: tensor_island(job, self.cluster, self.topology, self._subject.get()))
-        return self._bind_space(BACKENDS[job.backend].of(job, self.search, self.mbs_max, known))
+        self._island = functools.cache(
+            lambda: tensor_island(job, self._given.cluster, self._given.topology, self._subject.get())
+        )
+        return self._bind_space(BACKENDS[job.backend].of(job, self._given.search, self._given.mbs_max, known))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn what the script sets in Python: its plugin, what it gives to it, the accumulation, and its model."""
@@ -309,7 +285,9 @@ class AcceleratePreset(FrameworkPreset[Backend]):
 
         backend = self._space
         gbs = backend.global_batch if backend.own_micro_batch else None
-        found = AccelerateEvaluator(gbs=gbs, n_gpus=backend.job.num_gpus, wrapper=backend.wrapper, check=self.check)
+        found = AccelerateEvaluator(
+            gbs=gbs, n_gpus=backend.job.num_gpus, wrapper=backend.wrapper, check=self._given.check
+        )
         found.asked = self.asked
         return found
 
@@ -348,4 +326,4 @@ class AcceleratePreset(FrameworkPreset[Backend]):
 
     def _looked_up(self) -> PlanSubject:
         assert self._model is not None, "bound with the backend"
-        return accelerate_subject(self._space, self._model, self.cluster, self.topology)
+        return accelerate_subject(self._space, self._model, self._given.cluster, self._given.topology)

@@ -19,10 +19,10 @@ from zenith_tune.describe.deepspeed_config import (
     shown_json,
 )
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.arguments import MOST
+from zenith_tune.presets.arguments import MOST, FrameworkArguments
 from zenith_tune.presets.deepspeed.command import PRESET, refuse_own_autotuning, refuse_two_configs
 from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH, JobOverrides
+from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.shared.training_files import find_config, path_in_training_folder
 from zenith_tune.shell import ParsedCommand
 
@@ -32,11 +32,15 @@ TRAINER_OPTIONS = (*TRAINER_BATCH.values(), "--output-dir")
 _OPTION = re.compile(r"(?:--?)?[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeepSpeedOverrides(JobOverrides):
-    """What the user says besides the command, with the path of the configuration."""
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedArguments(FrameworkArguments):
+    """What preset deepspeed takes."""
 
+    gbs: int | None = None
+    seq: int | None = None
     config: str | None = None
+    """The path of the JSON, where the command does not say it."""
+    metric: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,7 @@ class DeepSpeedJob:
         return self.config.count((AUTOTUNING, key))
 
 
-def read_job(command: str, given: DeepSpeedOverrides) -> DeepSpeedJob:
+def read_job(command: str, given: DeepSpeedArguments) -> DeepSpeedJob:
     """Read a command and its configuration; what is missing is an error of one line with a hint."""
     refuse_own_autotuning(command)
     refuse_two_configs(command)
@@ -117,7 +121,7 @@ def refuse_listed_batch(config: DsConfig) -> None:
             )
 
 
-def _config_path(command: str, given: DeepSpeedOverrides) -> Path:
+def _config_path(command: str, given: DeepSpeedArguments) -> Path:
     named = find_config(command)
     if given.config is not None:
         return Path(given.config)
@@ -129,7 +133,7 @@ def _config_path(command: str, given: DeepSpeedOverrides) -> Path:
     return path_in_training_folder(command, named.path)
 
 
-def _num_gpus(command: str, given: DeepSpeedOverrides) -> int:
+def _num_gpus(command: str, given: DeepSpeedArguments) -> int:
     started = started_gpus(command)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
@@ -167,7 +171,7 @@ def _global_batch(
     options: Mapping[tuple[str, ...], str],
     own: int | None,
     num_ranks: int,
-    given: DeepSpeedOverrides,
+    given: DeepSpeedArguments,
 ) -> int:
     accumulation = config.count(ACCUMULATION) or line.count(options.get(ACCUMULATION)) or 1
     found = given.gbs or config.count(BATCH) or line.count(options.get(BATCH))

@@ -9,14 +9,14 @@ from zenith_tune.describe.deepspeed_config import AUTOTUNING, Keys
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.arguments import chosen_axes, keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, written_command
 from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
-from zenith_tune.presets.deepspeed.job import DeepSpeedJob, DeepSpeedOverrides, read_job
+from zenith_tune.presets.deepspeed.job import DeepSpeedArguments, DeepSpeedJob, read_job
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.shared.subject import SEQUENCE_OPTIONS, LookedUp, job_cluster, job_model
 from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
@@ -54,7 +54,7 @@ RESULT_CONFIG = "ds_config_optimal.json"
 
 
 @PresetRegistry.register("deepspeed")
-class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace]):
+class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
     """Tune the DeepSpeed configuration that a command names by --deepspeed or --deepspeed_config.
 
     The global batch stays what it is: accumulation follows the micro-batch. A list in the JSON is an axis, "auto" is
@@ -65,35 +65,17 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace]):
 
     title, declared = PRESET, LEVERS
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int | None = None,
-        gbs: int | None = None,
-        cluster: str | None = None,
-        topology: str | None = None,
-        model: str | None = None,
-        seq: int | None = None,
-        config: str | None = None,
-        search: str = DEFAULT,
-        levers: str = DEFAULT,
-        allow: str = NONE,
-        mbs_max: int = 1024,
-        metric: str | None = None,
-    ) -> None:
-        if metric is not None and metric not in METRICS:
-            raise UnknownNameError("metric", metric, METRICS)
-        chosen_axes(search, SEARCHABLE)
-        self.metric = metric
+    @keywords_of(DeepSpeedArguments)
+    def __init__(self, given: DeepSpeedArguments) -> None:
+        if given.metric is not None and given.metric not in METRICS:
+            raise UnknownNameError("metric", given.metric, METRICS)
+        chosen_axes(given.search, SEARCHABLE)
+        super().__init__(given)
         self._num_nodes = 1
         self._release: Release | None = None
-        self._given = DeepSpeedOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq, config=config)
-        super().__init__(
-            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
-        )
 
     def bind(self, command: str) -> None:
-        self._bind_space(DeepSpeedSpace.of(read_job(command, self._given), self.search, self.mbs_max))
+        self._bind_space(DeepSpeedSpace.of(read_job(command, self._given), self._given.search, self._given.mbs_max))
         self._num_nodes = self.resources(command).nodes
         self._memory = LookedUp(lambda: ActivationProfile(self._looked_up()))
 
@@ -227,11 +209,11 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace]):
         return [*notes, *self._lever_notes(command)]
 
     def _looked_up(self) -> ZeroSubject:
-        return deepspeed_subject(self._space.job, self.cluster, self.topology)
+        return deepspeed_subject(self._space.job, self._given.cluster, self._given.topology)
 
     def _metric(self) -> str:
         asked = self._space.job.tuning("metric")
-        return self.metric or (asked if asked in METRICS else "throughput")
+        return self._given.metric or (asked if asked in METRICS else "throughput")
 
 
 def _short(value: Value) -> str:

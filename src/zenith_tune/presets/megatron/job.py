@@ -23,6 +23,7 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.pipeline import N
 from zenith_tune.layouts.rules import JobFacts
+from zenith_tune.presets.arguments import JobOverrides
 from zenith_tune.presets.megatron.command import (
     LAYOUT_VARIABLE,
     OTHER_KINDS,
@@ -35,7 +36,7 @@ from zenith_tune.presets.megatron.options import BALANCED_ROUTING, CUSTOM_SPLITS
 from zenith_tune.presets.megatron.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron.version import VersionFeatures
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
-from zenith_tune.presets.shared.subject import JobOverrides, job_cluster
+from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.units import whole
 
@@ -53,10 +54,11 @@ MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
 SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MegatronLmOverrides(JobOverrides):
     """What the user says besides the command, with the vocabulary and how tokens are routed."""
 
+    gbs: int | None = None
     vocab: int | None = None
     routing: str = BALANCED
 

@@ -6,7 +6,7 @@ import functools
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
@@ -16,12 +16,11 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.hooks.injection import HOOK_PATH, hook_events, hook_files
 from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.arguments import refuse_sizes
+from zenith_tune.presets.arguments import FrameworkArguments, keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import NONE, Lever, lever_label
+from zenith_tune.presets.levers import Lever, lever_label
 from zenith_tune.presets.megatron.job import (
-    BALANCED,
     MAX_GPUS,
     PRESET,
     MegatronJob,
@@ -147,9 +146,10 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 
 P = TypeVar("P", bound=PointSpace)
+A = TypeVar("A", bound=FrameworkArguments)
 
 
-class MegatronFamily(FrameworkPreset[P]):
+class MegatronFamily(FrameworkPreset[P, A]):
     """What the presets of Megatron's commands share: points that are made many at a time, and how a run is measured."""
 
     def placeholder_names(self) -> set[str]:
@@ -169,8 +169,16 @@ class MegatronFamily(FrameworkPreset[P]):
         return ("tp", "pp", "mbs")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MegatronLmArguments(MegatronLmOverrides, FrameworkArguments):
+    """What preset megatron-lm takes."""
+
+    mbs_max: int = 16
+    tp_max: int = 64
+
+
 @PresetRegistry.register("megatron-lm")
-class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
+class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
     """Tune parallel sizes, the micro-batch and recomputation of a command that runs one of Megatron-LM's pretrain_*.py.
 
     Model, sequence, batch, precision and GPUs are read from the command; `model` is a name of the catalog, a
@@ -187,35 +195,16 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
 
     title, declared, most_grid_points = PRESET, LEVERS, 0
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int | None = None,
-        gbs: int | None = None,
-        cluster: str | None = None,
-        topology: str | None = None,
-        model: str | None = None,
-        vocab: int | None = None,
-        routing: str = BALANCED,
-        search: str = DEFAULT,
-        levers: str = DEFAULT,
-        allow: str = NONE,
-        mbs_max: int = 16,
-        tp_max: int = 64,
-    ) -> None:
-        sizes = {"n_gpus": n_gpus, "gbs": gbs, "vocab": vocab, "mbs_max": mbs_max, "tp_max": tp_max}
-        for name, value in sizes.items():
-            refuse_sizes(**{name: value})
-            at_most(name, value or 1, MAX_GPUS if name == "n_gpus" else MOST)
-        search_names(search)
-        self._given = MegatronLmOverrides(n_gpus=n_gpus, gbs=gbs, model=model, vocab=vocab, routing=routing)
-        self._limits = SearchLimits(search=search, tp_max=tp_max, mbs_max=mbs_max)
+    @keywords_of(MegatronLmArguments)
+    def __init__(self, given: MegatronLmArguments) -> None:
+        super().__init__(given)
+        for name in ("n_gpus", "gbs", "vocab", "mbs_max", "tp_max"):
+            at_most(name, getattr(given, name) or 1, MAX_GPUS if name == "n_gpus" else MOST)
+        search_names(given.search)
+        self._limits = SearchLimits(search=given.search, tp_max=given.tp_max, mbs_max=given.mbs_max)
         self._unread: MegatronLmSpace | None = None
         self._packages: dict[str, bool] = {}
         """Which optional packages are installed where the user's command runs, as far as its log says."""
-        super().__init__(
-            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
-        )
 
     def bind(self, command: str) -> None:
         space = self._read(command)
@@ -360,10 +349,10 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace]):
     def subject(self, command: str) -> PlanSubject:
         if self._bound is not None:
             return super().subject(command)
-        return subject_of(self._read(command).job, self.cluster, self.topology)
+        return subject_of(self._read(command).job, self._given.cluster, self._given.topology)
 
     def _looked_up(self) -> PlanSubject:
-        return subject_of(self._space.job, self.cluster, self.topology)
+        return subject_of(self._space.job, self._given.cluster, self._given.topology)
 
     def _read(self, command: str) -> MegatronLmSpace:
         return MegatronLmSpace(read_job(command, self._given), self._limits)

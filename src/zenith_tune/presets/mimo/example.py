@@ -15,7 +15,7 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MODULES, MimoDevice, MimoJob
 from zenith_tune.planner.mimo.modules import EncoderConfig, LanguageConfig, TransformerConfig
 from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
-from zenith_tune.presets.mimo.job import MimoOverrides, ReadCommand, checked_ranks, read_counts
+from zenith_tune.presets.mimo.job import MimoArguments, ReadCommand, checked_ranks, read_counts
 from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
@@ -47,7 +47,7 @@ CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
 """Stated, not fitted: messages between processes of one machine."""
 
 
-def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
+def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
     """Read a command of the example."""
     args = MegatronArgs(line)
     sizes = {name: args.count(f"--{name}") or default for name, default in DEFAULTS.items()}
@@ -92,7 +92,7 @@ def read_example(line: ParsedCommand, given: MimoOverrides) -> ReadCommand:
         language=works[1],
         num_ranks=checked_ranks(num_ranks),
         global_batch=sizes["global-batch-size"],
-        items=given.images or read_counts("--images", args.text("--images") or IMAGES, ","),
+        items=given.items or read_counts("--images", args.text("--images") or IMAGES, ","),
         device=device,
         # Megatron joins the rows of several lanes, and cuts them on shared ranks, in equal parts.
         can_join_uneven=not by_megatron,

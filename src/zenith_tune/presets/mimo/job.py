@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MAX_TP, MimoCandidate, micro_batches, why_not
@@ -22,15 +23,16 @@ from zenith_tune.planner.mimo.prediction import (
 from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 
 PRESET = "preset mimo"
+MOST = 1_000_000
 MOST_RANKS = 4096
 """More ranks than that have more layouts than can be planned quickly."""
 MOST_RANKS_FOR_BATCHES = 64
 """Up to here other batches are planned too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MimoOverrides:
-    """The user's own settings; None leaves a value to the command."""
+@dataclass(frozen=True, kw_only=True)
+class MimoArguments:
+    """What preset mimo takes; None leaves a value to the command."""
 
     n_gpus: int | None = None
     cluster: str | None = None
@@ -38,10 +40,34 @@ class MimoOverrides:
     cores: int | None = None
     """Cores of a host whose ranks compute on them."""
     memory_gib: float | None = None
-    encoder: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the encoder where the command does not have them: layers, hidden, heads and patches."""
-    images: tuple[int, ...] = ()
-    """Items of the samples, repeated, where the command does not have them."""
+    mbs_max: int = 4
+    top: int = 3
+    images: str | None = None
+    encoder_layers: int | None = None
+    encoder_hidden: int | None = None
+    encoder_heads: int | None = None
+    encoder_patches: int | None = None
+
+    def __post_init__(self) -> None:
+        amounts = {"device_flops": self.device_flops, "memory_gib": self.memory_gib}
+        for name, amount in amounts.items():
+            if amount is not None and not 0 < amount < math.inf:
+                raise UsageError(f"{name} must be a number above 0, but got {amount:g}: correct it")
+        for name, value in vars(self).items():
+            if type(value) is int and name not in amounts and not 1 <= value <= MOST:
+                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        self.items  # noqa: B018 - mistakes in it are reported before anything runs
+
+    @functools.cached_property
+    def items(self) -> tuple[int, ...]:
+        """Items of the samples, repeated, where the command does not have them."""
+        return read_images(self.images) if self.images else ()
+
+    @property
+    def encoder(self) -> dict[str, int]:
+        """Sizes of the encoder where the command does not have them."""
+        sizes = {name: getattr(self, f"encoder_{name}") for name in ("layers", "hidden", "heads", "patches")}
+        return {name: size for name, size in sizes.items() if size is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from zenith_tune.planner.mimo.modules import LANGUAGE
 from zenith_tune.planner.mimo.work import ModuleRates, PassRate
 from zenith_tune.presets.megatron.emit import NEWER_THAN_HOPPER
 from zenith_tune.presets.megatron.options import CUSTOM_SPLITS
-from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, ReadCommand, checked_ranks
+from zenith_tune.presets.mimo.job import PRESET, MimoArguments, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
 from zenith_tune.presets.shared.subject import job_cluster
@@ -54,7 +54,7 @@ ROOM = 0.92
 MAX_EP = 64
 
 
-def read_megatron(run: ProgramRun, given: MimoOverrides) -> ReadCommand:
+def read_megatron(run: ProgramRun, given: MimoArguments) -> ReadCommand:
     """Read a command of Megatron's example."""
     args = MegatronArgs.of(run.arguments)
     _refuse_other_kinds(args)
@@ -120,7 +120,7 @@ def _connections(run: ProgramRun, gpu_name: str) -> Callable[[MimoCandidate], Ma
     return lambda candidate: {CONNECTIONS: "1"} if candidate.language.tp > 1 else {}
 
 
-def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoOverrides) -> MimoJob:
+def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoArguments) -> MimoJob:
     # Without a fast link a node's GPUs reach one another over PCIe.
     domain, fast_link = cluster.fast_domain, cluster.fast_link
     if domain == 1:
@@ -139,7 +139,7 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoOv
         language=megatron_language(args),
         num_ranks=num_ranks,
         global_batch=batch,
-        items=given.images or (1,),
+        items=given.items or (1,),
         device=MimoDevice(
             flops_per_s=given.device_flops or cluster.gpu.bf16_flops,
             rates={} if given.device_flops else _rates_of(cluster.gpu),
@@ -188,7 +188,7 @@ def _own_point(args: MegatronArgs) -> Params:
     }
 
 
-def _notes(given: MimoOverrides, job: MimoJob) -> tuple[str, ...]:
+def _notes(given: MimoArguments, job: MimoJob) -> tuple[str, ...]:
     shards, notes = job.weight_shards, []
     if shards:
         notes.append(

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.presets.arguments import keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.options import LOG_INTERVAL
 from zenith_tune.presets.mimo.command import EXAMPLE, megatron_run, runs_example
 from zenith_tune.presets.mimo.example import read_example
-from zenith_tune.presets.mimo.job import PRESET, MimoOverrides, MimoSpace, ReadCommand, read_images
+from zenith_tune.presets.mimo.job import PRESET, MimoArguments, MimoSpace, ReadCommand
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.presets.mimo.megatron import read_megatron
 from zenith_tune.presets.parts import CompletePreset
@@ -20,7 +21,6 @@ from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Parameter, Params, Value
 from zenith_tune.study.trial import Prediction
 
-MOST = 1_000_000
 DERIVED = ("encoder_dp", "llm_dp", "llm_offset")
 """Placeholders that a point stands for besides its own."""
 
@@ -36,44 +36,13 @@ class MimoPreset(CompletePreset):
     options leave open.
     """
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int | None = None,
-        cluster: str | None = None,
-        device_flops: float | None = None,
-        cores: int | None = None,
-        memory_gib: float | None = None,
-        mbs_max: int = 4,
-        top: int = 3,
-        images: str | None = None,
-        encoder_layers: int | None = None,
-        encoder_hidden: int | None = None,
-        encoder_heads: int | None = None,
-        encoder_patches: int | None = None,
-    ) -> None:
-        sizes = {"layers": encoder_layers, "hidden": encoder_hidden, "heads": encoder_heads, "patches": encoder_patches}
-        counts = {"n_gpus": n_gpus, "cores": cores, "mbs_max": mbs_max, "top": top}
-        for name, value in {**counts, **{f"encoder_{name}": size for name, size in sizes.items()}}.items():
-            if value is not None and not 1 <= value <= MOST:
-                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
-        for name, amount in {"device_flops": device_flops, "memory_gib": memory_gib}.items():
-            if amount is not None and not 0 < amount < float("inf"):
-                raise UsageError(f"{name} must be a number above 0, but got {amount:g}: correct it")
-        self.mbs_max, self.top = mbs_max, top
-        self._given = MimoOverrides(
-            n_gpus=n_gpus,
-            cluster=cluster,
-            device_flops=device_flops,
-            cores=cores,
-            memory_gib=memory_gib,
-            encoder={name: size for name, size in sizes.items() if size is not None},
-            images=read_images(images) if images else (),
-        )
+    @keywords_of(MimoArguments)
+    def __init__(self, given: MimoArguments) -> None:
+        self._given = given
         self._bound: MimoSpace | None = None
 
     def bind(self, command: str) -> None:
-        space = MimoSpace(read=self._read(command), mbs_max=self.mbs_max)
+        space = MimoSpace(read=self._read(command), mbs_max=self._given.mbs_max)
         space.plan  # noqa: B018 - a job without any layout is refused before the study begins
         self._bound = space
 
@@ -134,7 +103,7 @@ class MimoPreset(CompletePreset):
         from zenith_tune.strategies.mimo import MimoPoints, MimoRankedStrategy
 
         space = self.space
-        points = MimoPoints(plan=space.plan, top=self.top, point=space.point, candidate=space.candidate)
+        points = MimoPoints(plan=space.plan, top=self._given.top, point=space.point, candidate=space.candidate)
         return MimoRankedStrategy.of(points)
 
     def evaluator(self) -> TuningEvaluator:

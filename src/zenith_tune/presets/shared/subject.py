@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -75,16 +75,6 @@ SEQUENCE_OPTIONS = (
 )
 TRAINER_DEFAULT_BATCH = 8
 """The micro-batch of the Hugging Face Trainer where a command gives none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOverrides:
-    """What the user says besides the command; None leaves it to the command, its files and its run."""
-
-    n_gpus: int | None = None
-    gbs: int | None = None
-    model: str | None = None
-    seq: int | None = None
 
 
 S = TypeVar("S")

@@ -11,8 +11,8 @@ from typing import Any
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import WORLD, JobFacts
+from zenith_tune.presets.arguments import FrameworkArguments
 from zenith_tune.presets.shared.launched_gpus import machine_gpus, pretrain_gpus, run_resources
-from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.presets.torchtitan.command import (
     FILE_OPTION,
     PRESET,
@@ -65,6 +65,16 @@ CATALOG = {"deepseek-v3-671b": "deepseek-v3", "deepseek-v3-16b": "deepseek-v2-li
 """Models that the catalog has under another name than torchtitan."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TitanArguments(FrameworkArguments):
+    """What preset torchtitan takes."""
+
+    gbs: int | None = None
+    seq: int | None = None
+    mbs_max: int = 64
+    steps: int = 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanJob:
     """A job of torchtitan."""
@@ -80,7 +90,7 @@ class TitanJob:
     """Whether all is known: a configuration in Python is so after a run alone."""
     model: str | None = None
     gpu: str | None = None
-    given: JobOverrides = field(default_factory=JobOverrides)
+    given: TitanArguments = field(default_factory=TitanArguments)
 
     def own(self, name: str) -> Any:
         """Return a setting as the job has it."""
@@ -156,7 +166,7 @@ class TitanJob:
         return tokens // self.seq_len
 
 
-def read_job(command: str, given: JobOverrides) -> TitanJob:
+def read_job(command: str, given: TitanArguments) -> TitanJob:
     """Read a command and its TOML; of a configuration in Python only its name and the options are known."""
     run = titan_run(command)
     if run is None:
@@ -201,7 +211,7 @@ def model_name(settings: Mapping[str, Any]) -> str | None:
     return CATALOG.get(name, name)
 
 
-def _num_gpus(run: ProgramRun, given: JobOverrides) -> int:
+def _num_gpus(run: ProgramRun, given: TitanArguments) -> int:
     started = pretrain_gpus(run)
     if given.n_gpus is not None and started is not None and given.n_gpus != started:
         problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and {started}"

@@ -8,15 +8,15 @@ from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.arguments import DEFAULT, refuse_steps
+from zenith_tune.presets.arguments import keywords_of, refuse_steps
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.shared.launched_gpus import run_resources
-from zenith_tune.presets.shared.subject import JobOverrides, LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
-from zenith_tune.presets.torchtitan.job import PRECISION, STEPS, TitanJob, live_job, read_job
+from zenith_tune.presets.torchtitan.job import PRECISION, STEPS, TitanArguments, TitanJob, live_job, read_job
 from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation
 from zenith_tune.presets.torchtitan.live import live_model
 from zenith_tune.presets.torchtitan.log import TitanRun
@@ -60,7 +60,7 @@ def _named_model(job: TitanJob) -> ModelSpec:
 
 
 @PresetRegistry.register("torchtitan")
-class TorchTitanPreset(FrameworkPreset[TitanSpace]):
+class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
     """Tune a command that runs torchtitan.train, itself or by a script such as run_train.sh.
 
     A TOML is read; a configuration in Python is known after a run of the command. Every value is an option of the
@@ -70,28 +70,11 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
 
     title, declared, most_grid_points = PRESET, LEVERS, 0
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int | None = None,
-        gbs: int | None = None,
-        cluster: str | None = None,
-        topology: str | None = None,
-        model: str | None = None,
-        seq: int | None = None,
-        search: str = DEFAULT,
-        levers: str = DEFAULT,
-        allow: str = NONE,
-        mbs_max: int = 64,
-        steps: int = 20,
-    ) -> None:
-        refuse_steps(steps)
-        self.steps = steps
-        self._given = JobOverrides(n_gpus=n_gpus, gbs=gbs, seq=seq, model=model)
+    @keywords_of(TitanArguments)
+    def __init__(self, given: TitanArguments) -> None:
+        refuse_steps(given.steps)
+        super().__init__(given)
         self._model: LookedUp[ModelSpec] = LookedUp(lambda: job_model(None))
-        super().__init__(
-            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
-        )
 
     def bind(self, command: str) -> None:
         job = read_job(command, self._given)
@@ -101,7 +84,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
     def _bind_job(self, job: TitanJob) -> None:
         model = self._model.get()
         known = model if isinstance(model, ModelSpec) else None
-        self._bind_space(TitanSpace.of(job, known, self.search, self.mbs_max))
+        self._bind_space(TitanSpace.of(job, known, self._given.search, self._given.mbs_max))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn the settings of a configuration in Python, and the shape of the model, from a run of the command."""
@@ -115,7 +98,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
         if self._given.model is None and run.model and (was_unknown or isinstance(live.get(), ModelSpec)):
             self._model = live
         self._bind_job(job)
-        notes = [] if before.is_known else job_notes(self._space, self.steps)[1:]
+        notes = [] if before.is_known else job_notes(self._space, self._given.steps)[1:]
         model, now = self._model.get(), self._subject.get()
         if was_unknown and isinstance(model, ModelSpec):
             notes.append(f"{model.name} has {model.num_params:,} parameters, by what it says of its shape")
@@ -147,7 +130,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
         dialect = job.dialect
         # Of a TOML it is known what is on; an option that a release does not have would end the run.
         services = [name for name in dialect.services if not dialect.has_file or job.own(name)]
-        values: dict[str, Value] = {STEPS: self.steps, LOG_FREQUENCY: 1, **dict.fromkeys(services, False)}
+        values: dict[str, Value] = {STEPS: self._given.steps, LOG_FREQUENCY: 1, **dict.fromkeys(services, False)}
         if dialect.prints:
             values[dialect.prints] = True
         return with_settings(command, dialect, values)
@@ -172,7 +155,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
         return found
 
     def notes(self, command: str) -> list[str]:
-        return [*job_notes(self._space, self.steps), *self._plan_notes(), *self._lever_notes(command)]
+        return [*job_notes(self._space, self._given.steps), *self._plan_notes(), *self._lever_notes(command)]
 
     def _looked_up(self) -> PlanSubject:
         # Not at the top: the catalogs are loaded only where a plan is made.
@@ -185,6 +168,6 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace]):
         precision = "fp32" if job.own(PRECISION) == "float32" else "bf16"
         return PlanSubject(
             model=model,
-            cluster=seen_cluster(self.cluster, job.num_gpus, self.topology, job.gpu),
+            cluster=seen_cluster(self._given.cluster, job.num_gpus, self._given.topology, job.gpu),
             job=JobSpec(seq_len=job.seq_len, framework=load_framework(framework), precision=precision),
         )

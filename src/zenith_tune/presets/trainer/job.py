@@ -9,8 +9,8 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.hooked_run import WRAPPER_NAMES
+from zenith_tune.presets.arguments import FrameworkArguments
 from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.presets.shared.subject import JobOverrides
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,
@@ -46,6 +46,15 @@ class Carrier(StrEnum):
     FILE = "file"
     HOOK = "hook"
     """The script sets it in Python, and the hook in its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerArguments(FrameworkArguments):
+    """What preset trainer takes, and what those of programs that run a Trainer take."""
+
+    seq: int | None = None
+    steps: int = 20
+    check: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +147,7 @@ class TrainerJob:
         return value if type(value) is int and value > 0 else int(DEFAULTS[name])
 
 
-def read_job(command: str, given: JobOverrides, dialect: Dialect | None = None) -> TrainerJob:
+def read_job(command: str, given: TrainerArguments, dialect: Dialect | None = None) -> TrainerJob:
     """Read a command; of one whose script has its arguments in Python only the processes are known."""
     if dialect is not None:
         return TrainerJob(

@@ -13,14 +13,14 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.hooked_run import RunAsked
 from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.trainer import HERE
-from zenith_tune.presets.arguments import DEFAULT, refuse_steps
+from zenith_tune.presets.arguments import keywords_of, refuse_steps
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import NONE, Lever
+from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.parts import ConfirmingRun
 from zenith_tune.presets.shared.launched_gpus import launched_resources
 from zenith_tune.presets.shared.live_model import LiveModel, model_notes
-from zenith_tune.presets.shared.subject import JobOverrides, LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.shared.trial_hook import hooked, watched
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
@@ -34,7 +34,7 @@ from zenith_tune.presets.trainer.command import (
 )
 from zenith_tune.presets.trainer.dialect import Dialect
 from zenith_tune.presets.trainer.evaluator import TrainerEvaluator
-from zenith_tune.presets.trainer.job import Carrier, TrainerJob, live_job, live_notes, read_job
+from zenith_tune.presets.trainer.job import Carrier, TrainerArguments, TrainerJob, live_job, live_notes, read_job
 from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED, TrainerSituation, levers_for
 from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import MBS, RECOMPUTE, SHARDING, TrainerSpace, sharding_of
@@ -66,7 +66,7 @@ IN_TRIALS: dict[str, Any] = {
 
 
 @PresetRegistry.register("trainer")
-class TrainerPreset(FrameworkPreset[TrainerSpace]):
+class TrainerPreset(FrameworkPreset[TrainerSpace, TrainerArguments]):
     """Tune a script that trains by Hugging Face's Trainer, or by one of TRL, however it is started.
 
     The global batch stays what it is: accumulation follows the micro-batch. Each trial makes `steps` updates, or more
@@ -78,28 +78,11 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
     dialect: ClassVar[Dialect | None] = None
     """How the program spells arguments, where it has names of its own for them."""
 
-    def __init__(
-        self,
-        *,
-        n_gpus: int | None = None,
-        cluster: str | None = None,
-        topology: str | None = None,
-        model: str | None = None,
-        seq: int | None = None,
-        search: str = DEFAULT,
-        levers: str = DEFAULT,
-        allow: str = NONE,
-        mbs_max: int = 1024,
-        steps: int = 20,
-        check: bool = True,
-    ) -> None:
-        refuse_steps(steps)
-        self.steps, self.check = steps, check
-        self._given = JobOverrides(n_gpus=n_gpus, model=model, seq=seq)
+    @keywords_of(TrainerArguments)
+    def __init__(self, given: TrainerArguments) -> None:
+        refuse_steps(given.steps)
+        super().__init__(given)
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
-        super().__init__(
-            self._given, cluster=cluster, topology=topology, search=search, levers=levers, allow=allow, mbs_max=mbs_max
-        )
         self._too_large: list[tuple[int, Params]] = []
         """The points that ran out of memory, each with the largest micro-batch that is worth a trial after it."""
 
@@ -108,7 +91,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
         self._bind_job(read_job(command, self._given, self.dialect))
 
     def _bind_job(self, job: TrainerJob) -> None:
-        self._bind_space(TrainerSpace.of(job, self.search, self.mbs_max))
+        self._bind_space(TrainerSpace.of(job, self._given.search, self._given.mbs_max))
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn the arguments, the world, the model and what is installed from the Trainer that was made."""
@@ -212,8 +195,8 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
 
     def _trial_hook(self, values: Mapping[str, Value], *, meets_longest: bool = False) -> dict[str, str]:
         settings = {
-            "set": {**IN_TRIALS, "max_steps": MOST_TIMES * self.steps, **values},
-            "steps": self.steps,
+            "set": {**IN_TRIALS, "max_steps": MOST_TIMES * self._given.steps, **values},
+            "steps": self._given.steps,
             "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, SAMPLE_PACKING, *REPORTED}),
             "packages": PACKAGES,
             **({"longest": True} if meets_longest else {}),
@@ -231,7 +214,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
 
     def evaluator(self) -> TuningEvaluator:
         job = self._space.job
-        found = TrainerEvaluator(gbs=job.global_batch, n_gpus=job.num_processes, check=self.check)
+        found = TrainerEvaluator(gbs=job.global_batch, n_gpus=job.num_processes, check=self._given.check)
         found.asked = self.asked
         found.arguments = self._proven
         found.usual_tokens = lambda: self._space.job.tokens
@@ -260,9 +243,9 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
         )
 
     def notes(self, command: str) -> list[str]:
-        job = self._space.job
+        job, steps = self._space.job, self._given.steps
         notes = [
-            f"trials make {self.steps} updates each (--args steps=N), up to {MOST_TIMES * self.steps} where a GPU"
+            f"trials make {steps} updates each (--args steps=N), up to {MOST_TIMES * steps} where a GPU"
             " is quick, without logging, evaluation and saving: the hook sets that, and the best command is without it"
         ]
         if not job.reads_options and job.file is None:
@@ -290,7 +273,7 @@ class TrainerPreset(FrameworkPreset[TrainerSpace]):
             raise UsageError("the length of the sequences is not known", hint="give --args seq=2048")
         return PlanSubject(
             model=model,
-            cluster=seen_cluster(self.cluster, job.num_processes, self.topology, job.gpu),
+            cluster=seen_cluster(self._given.cluster, job.num_processes, self._given.topology, job.gpu),
             job=JobSpec(
                 seq_len=seq_len,
                 framework=load_framework(FRAMEWORK),

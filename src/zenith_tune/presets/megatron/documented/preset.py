@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
-from zenith_tune.presets.arguments import refuse_sizes
+from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.command import without_layout
 from zenith_tune.presets.megatron.documented.command import (
@@ -46,7 +46,7 @@ from zenith_tune.presets.megatron.options import (
 )
 from zenith_tune.presets.megatron.preset import MegatronFamily
 from zenith_tune.presets.shared.launched_gpus import launched_resources
-from zenith_tune.presets.shared.subject import JobOverrides, job_cluster, job_model
+from zenith_tune.presets.shared.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders, placeholder_names
 from zenith_tune.strategies.base import TuningStrategy
@@ -76,7 +76,7 @@ UNSAID: Mapping[str, Value] = {
 
 
 @PresetRegistry.register("megatron")
-class MegatronPreset(MegatronFamily[MegatronSpace]):
+class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
     """Tune parallel sizes, the micro-batch and recomputation; GPUs and the global batch stay as they are.
 
     `model` is a Hugging Face id or a local path, from whose config.json the number of layers and of query groups is
@@ -106,9 +106,8 @@ class MegatronPreset(MegatronFamily[MegatronSpace]):
         seq: int | None = None,
         vp_max: int = 1,
     ) -> None:
-        given = JobOverrides(n_gpus=n_gpus, gbs=gbs, model=model, seq=seq)
-        super().__init__(given, cluster=cluster, mbs_max=mbs_max)
-        refuse_sizes(vp_max=vp_max, num_layers=num_layers, num_query_groups=num_query_groups)
+        super().__init__(FrameworkArguments(n_gpus=n_gpus, model=model, cluster=cluster, mbs_max=mbs_max))
+        refuse_sizes(gbs=gbs, seq=seq, vp_max=vp_max, num_layers=num_layers, num_query_groups=num_query_groups)
         if vp_max > 1 and not folding:
             raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
         self.n_gpus, self.gbs, self.model, self.seq = n_gpus, gbs, model, seq
@@ -172,7 +171,9 @@ class MegatronPreset(MegatronFamily[MegatronSpace]):
 
     def subject(self, command: str) -> PlanSubject:
         full = self._run(command).full
-        return megatron_subject(full, model=self.model, cluster=self.cluster, n_gpus=self.n_gpus, seq=self.seq)
+        return megatron_subject(
+            full, model=self.model, cluster=self._given.cluster, n_gpus=self.n_gpus, seq=self.seq
+        )
 
     def _looked_up(self) -> PlanSubject:
         return self.subject(self._command.text)
@@ -256,7 +257,7 @@ class MegatronPreset(MegatronFamily[MegatronSpace]):
         return " ".join(LABELS[name].format(value) for name, value in said.items())
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        if self.model is not None and self.cluster is not None:
+        if self.model is not None and self._given.cluster is not None:
             from zenith_tune.strategies.guided.strategy import GuidedStrategy
 
             return GuidedStrategy()
