@@ -20,22 +20,10 @@ from zenith_tune.shell.script import ProgramRun
 ANOTHER_ORDER = "--use-tp-pp-dp-mapping"
 LEFT_OUT = frozenset(
     (
-        "--load",
-        "--save",
-        "--save-interval",
-        "--non-persistent-save-interval",
-        "--non-persistent-ckpt-type",
-        "--async-save",
-        "--rampup-batch-size",
-        "--exit-interval",
-        "--exit-duration-in-mins",
-        "--tensorboard-dir",
-        "--wandb-project",
-        "--wandb-exp-name",
-        "--wandb-save-dir",
-        "--profile",
-        "--global-batch-size",
-        "--log-interval",
+        *("--load", "--save", "--save-interval", "--non-persistent-save-interval", "--non-persistent-ckpt-type"),
+        *("--async-save", "--rampup-batch-size", "--exit-interval", "--exit-duration-in-mins", "--tensorboard-dir"),
+        *("--wandb-project", "--wandb-exp-name", "--wandb-save-dir", "--profile"),
+        *("--global-batch-size", "--log-interval"),
     )
 )
 """Options of what one rank cannot do for all (checkpoints), what ends it early or logs elsewhere, or the probe sets."""
