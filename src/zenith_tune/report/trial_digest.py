@@ -15,6 +15,7 @@ from zenith_tune.evaluators.failures.failures import FailedAllocation, FailureKi
 from zenith_tune.planner.pipeline_timeline import PipelineTimeline, pipeline_timeline
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.study.files import Json
 from zenith_tune.study.trial import Prediction
@@ -98,7 +99,7 @@ def resolved_args(remade: RestoredPreset) -> dict[str, str]:
     given = remade.header.args
     if remade.preset is None:
         return dict(given)
-    named = inspect.signature(type(remade.preset)).parameters.values()
+    named = inspect.signature(PresetRegistry.get(remade.header.preset)).parameters.values()
     silent = (inspect.Parameter.empty, None)
     defaults = {each.name: str(each.default) for each in named if each.default not in silent}
     return {**defaults, **given}
