@@ -97,7 +97,12 @@ class StudyDigest:
         planned = preset.planned(view)
         expected = view.search.predictions
         trials = [self._trial(view, each, planned.get(each.number), expected.get(each.number)) for each in view.trials]
-        capacity_bytes = _capacity(preset, view)
+        # Of the planned cluster's GPU, or what a run that was out of memory said.
+        if preset.planner is not None:
+            capacity_bytes: float | None = float(preset.planner.cluster.gpu.memory_bytes)
+        else:
+            ran_out = (each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)
+            capacity_bytes = reported_capacity(ran_out)
         needed = needed_memory(trials, capacity_bytes)
         trials = [{**trial, "needed": needed.get(trial["number"])} for trial in trials]
         study, fastest = view.study, view.study.fastest
@@ -263,10 +268,3 @@ def _written_command(each: TrialView) -> str:
         return ""
     folder = TrialFolder(each.trial.folder)
     return folder.read(folder.command).partition("\n")[2].strip()
-
-
-def _capacity(preset: RestoredPreset, view: StudyView) -> float | None:
-    """Return the memory of a GPU: the planned cluster's, or what a run that was out of memory said it has."""
-    if preset.planner is not None:
-        return float(preset.planner.cluster.gpu.memory_bytes)
-    return reported_capacity(each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)

@@ -114,14 +114,9 @@ class Confirmation:
             return f"{line}: {verdict}"
         study = self._session.study
         last = study.best
-        stays = last is not None and last.identity == again.identity
-        chosen = (
-            "it stays the best trial"
-            if stays
-            else f"trial {study.number_of(last)} is the best"
-            if last
-            else "none is left"
-        )
+        chosen = f"trial {study.number_of(last)} is the best" if last else "none is left"
+        if last is not None and last.identity == again.identity:
+            chosen = "it stays the best trial"
         return f"{line}: {verdict}; after {num_more} more run again {chosen}"
 
     def _drift(self) -> list[str]:
@@ -154,18 +149,17 @@ class Confirmation:
         Those within the noise of it, of which one is tried; all that neighbours may have put behind it, where they did.
         """
         known, study = self._session.recorded, self._session.study
-        others = [
-            (abs(behind), trial.number, trial)
+        near = [
+            (abs(behind), trial)
             for trial in study.trials
             if trial.number != best.number and not trial.is_rerun
             if RunKey(trial.identity, rerun_of=trial.number) not in known
             if study.may_be_best(trial)
             if (behind := self._gain(trial, over=best)) is not None
         ]
-        ordered = [(gap, trial) for gap, _, trial in sorted(others, key=lambda other: other[:2])]
-        slowed = gain if gain is not None and gain > 0 and self._side_by_side else None
-        if slowed is not None:
-            return [trial for gap, trial in ordered if gap <= slowed]
+        ordered = sorted(near, key=lambda other: (other[0], other[1].number))
+        if gain is not None and gain > 0 and self._side_by_side:
+            return [trial for gap, trial in ordered if gap <= gain]
         return [trial for gap, trial in ordered[:1] if gap <= (trial.spread or 0.0) + (best.spread or 0.0)]
 
     def _gain(self, trial: Trial, *, over: Trial) -> float | None:
