@@ -54,10 +54,15 @@ def calibrate(**options: Any) -> int:
     _refuse_output(output, is_folder=options["fit_all"])
     objects = []
     for fit in _fits(options):
+        from zenith_tune.calibrate.calibration_file import save_calibration
         from zenith_tune.report.calibration import calibration_lines, calibration_object
 
         path = output / f"{fit.calibration.framework}.json" if options["fit_all"] else output
-        _save(fit, path)
+        try:
+            save_calibration(fit.calibration, path)
+        except OSError as error:
+            problem = f"--output {path} cannot be written ({error.strerror})"
+            raise UsageError(problem, hint="give another path") from None
         objects.append(calibration_object(fit, str(path)))
         if not options["as_json"]:
             click.echo("\n".join(calibration_lines(fit, path)))
@@ -150,12 +155,3 @@ def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
         precision=options["precision"] or "bf16",
     )
     return job.framework, read_study(options["study"], job)
-
-
-def _save(fit: CalibrationFit, path: Path) -> None:
-    from zenith_tune.calibrate.calibration_file import save_calibration
-
-    try:
-        save_calibration(fit.calibration, path)
-    except OSError as error:
-        raise UsageError(f"--output {path} cannot be written ({error.strerror})", hint="give another path") from None

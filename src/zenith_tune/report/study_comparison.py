@@ -118,11 +118,8 @@ def _study(study: Json) -> Json:
 def _summary(first: Json, second: Json) -> list[list[str]]:
     rows = []
     for study in (first, second):
-        best, cut, tried = (
-            _fastest(study),
-            study["num_unfinished"],
-            [trial for trial in study["trials"] if not trial["is_baseline"]],
-        )
+        best, cut = _fastest(study), study["num_unfinished"]
+        tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
         took = (study["ended_s"] or study["now_s"]) - study["started_s"] if study["started_s"] else None
         rows.append(
             [

@@ -41,7 +41,7 @@ def study_markdown(study: Json) -> str:
     if study["failures"]:
         parts += ["### Failures", "\n".join(_failure(group, own_runs) for group in study["failures"])]
     if study["doctor"]:
-        parts += ["### What the doctor says", fenced("\n".join(study["doctor"]))]
+        parts += ["### Diagnosis", fenced("\n".join(study["doctor"]))]
     strategy = [f"strategy {escaped(study['strategy'])}"] if study["strategy"] else []
     made_with = [f"Preset {escaped(study['header']['preset'])}", *strategy, escaped(study["header"]["evaluator"])]
     parts.append(f"{', '.join(made_with)}.")

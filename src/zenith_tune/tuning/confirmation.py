@@ -25,7 +25,7 @@ class Confirmation:
     def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True) -> None:
         self._session, self._side_by_side, self._claims = session, side_by_side, claims
         self._num_failed = 0
-        """Of the runs that confirm, those that were out of memory and are dealt with."""
+        """Confirming runs that were out of memory and are dealt with."""
 
     def run(self) -> list[str]:
         """Return what came of it, one line each."""

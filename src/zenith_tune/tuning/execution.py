@@ -218,8 +218,8 @@ class TrialExecution:
         if (failure := hidden_failure(text, has_value=True)) is not None:
             return failure
         params = request.trial.params
-        message = disagreement(text, self._preset.logged_as(params) if params else {})
-        return measured if message is None else _failed(FailureKind.NO_EFFECT, message)
+        difference = disagreement(text, self._preset.logged_as(params) if params else {})
+        return measured if difference is None else _failed(FailureKind.NO_EFFECT, difference)
 
     def _mask_log(self, files: TrialFolder) -> None:
         try:

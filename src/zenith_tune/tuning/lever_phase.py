@@ -81,9 +81,12 @@ class LeverPhase:
     def run(self) -> None:
         """Try them until none is left that is worth a trial; the study knows at any time what became of each."""
         fastest = self._fastest_layout()
-        point = self._point_of(fastest) if fastest is not None else None
-        if fastest is None or point is None:
+        if fastest is None:
             return
+        params = self._session.study.own_params if fastest.is_baseline else fastest.params
+        if params is None or params.keys() != self._config.preset.get_search_space().keys():
+            return
+        point = dict(params)
         self._first, self._point, self._shares = fastest, point, predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
         self._leave_out([lever for lever in levers if lever.is_left_out])
@@ -240,11 +243,6 @@ class LeverPhase:
         plain = [run for run in runs if run.ok and study.may_be_best(run) and not run.params.keys() & levers]
         choose = min if study.direction is Direction.MINIMIZE else max
         return choose(plain, key=lambda run: run.value or 0.0, default=None)
-
-    def _point_of(self, trial: Trial) -> Params | None:
-        params = trial.params if not trial.is_baseline else self._session.study.own_params
-        space = self._config.preset.get_search_space()
-        return dict(params) if params is not None and params.keys() == space.keys() else None
 
     def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
         """Tell whether levers may still fit into the memory that the best run leaves."""

@@ -45,7 +45,7 @@ from zenith_tune.tuning.watch import SilenceLimit, SilenceWatch
 
 _PAUSE_S = 0.5
 NUM_SHOWN_LINES = 20
-"""Of the log of the user's own command, where it fails."""
+"""Lines shown of the log of the user's own command, where it fails."""
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -183,7 +183,7 @@ class StudySession:
         if notes:
             self._ask_preset()
             if own is not None:
-                self._tell_preset(own)
+                self._let_preset_learn(own)
         return notes
 
     def _ask_preset(self) -> None:
@@ -399,7 +399,7 @@ class StudySession:
             raise TakenOver(problem)
         if self.config.budget.max_hours is not None:  # one that is killed afterwards has taken so long at least
             record.keep_search(replace(self._search, elapsed_s=self.elapsed_s))
-        self._tell_preset(trial)
+        self._let_preset_learn(trial)
         self._notifier.finished(trial, label, self.study)
         if trial.outcome is Outcome.OOM and self.config.first_capacity_bytes is None:
             capacity = reported_capacity(trial.cause for trial in self.study.trials)
@@ -417,13 +417,13 @@ class StudySession:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)
-            self._tell_preset(trial)
+            self._let_preset_learn(trial)
             if not trial.is_baseline:
                 self.recorded[trial.key] = trial
         self.study.allow_reruns()
 
-    def _tell_preset(self, trial: Trial) -> None:
-        """Let the preset learn from a run; the user's own command is one of the point that it stands for."""
+    def _let_preset_learn(self, trial: Trial) -> None:
+        # The user's own command is a run of the point that it stands for.
         params = self.study.own_params if trial.is_baseline else trial.params
         if params:
             self._preset.observe(replace(trial, params=params))

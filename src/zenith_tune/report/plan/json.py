@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zenith_tune import __version__
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.explanation import Explanation
-from zenith_tune.planner.plan import NearMiss, Plan, PlannedLayout
+from zenith_tune.planner.plan import Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.report.trial_digest import best_layout_object, finite
@@ -37,7 +37,16 @@ def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
         "assumptions": list(plan.assumptions),
         "num_tied": plan.num_tied,
         "tied_within": plan.tied_within,
-        "near_misses": [_near_miss(miss) for miss in plan.near_misses],
+        "near_misses": [
+            {
+                "obstacle": str(miss.obstacle),
+                "gain": finite(miss.gain),
+                "reason": miss.reason,
+                "hint": miss.hint,
+                **planned_object(miss.planned),
+            }
+            for miss in plan.near_misses
+        ],
     }
 
 
@@ -113,11 +122,6 @@ def _situation(plan: Plan) -> Json:
         "seq_len": plan.job.seq_len,
         "global_batch": plan.global_batch,
     }
-
-
-def _near_miss(miss: NearMiss) -> Json:
-    why = {"obstacle": str(miss.obstacle), "gain": finite(miss.gain), "reason": miss.reason, "hint": miss.hint}
-    return {**why, **planned_object(miss.planned)}
 
 
 def plan_digest(

@@ -219,7 +219,7 @@ const STUDY_SECTIONS = [
   { id: "stages", title: "Memory of the best layout", draw: stagePlot },
   { id: "when", title: "When each trial ran", wide: true, draw: whenPlot },
   { id: "parallel", title: "All parameters at once", wide: true, draw: parallelPlot },
-  { id: "doctor", title: "What the doctor says", draw: doctorList },
+  { id: "doctor", title: "Diagnosis", draw: doctorList },
   { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
   { id: "unshown", title: "Not shown", wide: true, collects: true },
   { id: "findings", title: "What the search found", wide: true, draw: findingsList },
