@@ -18,47 +18,34 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 
-class LazyGroup(click.Group):
-    """Know commands by the module of `package` that holds them; each module has its command's name."""
-
-    modules: tuple[str, ...] = ()
-    package = "zenith_tune.cli"
-
-    @property
-    def _module_of(self) -> dict[str, str]:
-        return {module.rpartition(".")[2]: module for module in self.modules}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self._module_of})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        path = self._module_of.get(cmd_name)
-        if path is not None and cmd_name not in self.commands:
-            module = importlib.import_module(f"{self.package}.{path}")
-            commands = [each for each in vars(module).values() if isinstance(each, click.Command)]
-            self.add_command(next(each for each in commands if each.name == cmd_name))
-        return super().get_command(ctx, cmd_name)
-
-
-class ZenithTune(LazyGroup):
+class ZenithTune(click.Group):
     """All commands: each in a module of its own, or brought by an installed package through an entry point."""
 
     modules = (
         *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
         *("studies.compare", "studies.list", "studies.resume"),
     )
+    """Modules of this folder, each of its command's name."""
     siblings = ("checkpoint",)
     """Commands of this project's other packages: the extra of the same name installs each."""
 
+    @property
+    def _module_of(self) -> dict[str, str]:
+        return {module.rpartition(".")[2]: module for module in self.modules}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_packaged_commands().names})
+        return sorted({*super().list_commands(ctx), *self._module_of, *_packaged_commands().names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = super().get_command(ctx, cmd_name)
-        if found is None:  # the package that brings it is imported now, and not before
+        path = self._module_of.get(cmd_name)
+        if path is not None and cmd_name not in self.commands:  # imported now, and not before
+            module = importlib.import_module(f"zenith_tune.cli.{path}")
+            commands = [each for each in vars(module).values() if isinstance(each, click.Command)]
+            self.add_command(next(each for each in commands if each.name == cmd_name))
+        elif cmd_name not in self.commands:
             for point in _packaged_commands().select(name=cmd_name):
                 self.add_command(point.load(), cmd_name)
-            found = super().get_command(ctx, cmd_name)
+        found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in self.siblings:
             problem = f"zenithtune {cmd_name} is in the package zenith-{cmd_name}, which is not installed"
             raise UsageError(problem, hint=f"pip install 'zenith-tune[{cmd_name}]'")

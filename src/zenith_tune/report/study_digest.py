@@ -108,7 +108,7 @@ class StudyDigest:
         study, fastest = view.study, view.study.fastest
         ended = [each.trial for each in view.trials if not (each.is_running or each.trial.is_baseline)]
         num_cancelled = sum(trial.outcome is Outcome.CANCELLED for trial in ended)
-        with contextlib.suppress(FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
+        with contextlib.suppress(*FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
             study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
         return {
             "kind": "study",
@@ -183,9 +183,9 @@ class StudyDigest:
             layout = planned.get(fastest.number) if fastest else None
             shown: Json | None = None
             if preset.planner is not None:
-                with contextlib.suppress(FROM_ANOTHER_RELEASE):
+                with contextlib.suppress(*FROM_ANOTHER_RELEASE):
                     lines = study_diagnosis(preset.preset, view.header.command, view.study) if preset.preset else []
-                with contextlib.suppress(FROM_ANOTHER_RELEASE):
+                with contextlib.suppress(*FROM_ANOTHER_RELEASE):
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})
         return self._best[1]

@@ -20,7 +20,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@])")
 
 
 def study_markdown(study: Json) -> str:
-    """Return a study in short: the best, its command, the best trials, what failed, what the doctor says."""
+    """Return a study in short: the best, its command, the best trials, what failed, the diagnosis."""
     shown = best_first(study)[:MAX_ROWS]
     parts = [
         f"## Study {escaped(study['name'])}",

@@ -127,9 +127,9 @@ class LeverPhase:
             self._takes(kept, lever)  # none of them is: remember why
         # What gained too little to prove it one by one is tried at once.
         left = [(lever, gain) for lever, gain in self._unproven.values() if kept.takes(lever)]
-        group = compatible([lever for lever, _ in left])
-        gain = sum(gain for lever, gain in left if lever in group)
-        return (self._tried(kept, group) if gain >= LEAST_GAIN else None) or kept
+        together = compatible([lever for lever, _ in left])
+        gain = sum(gain for lever, gain in left if lever in together)
+        return (self._tried(kept, together) if gain >= LEAST_GAIN else None) or kept
 
     def _make_room(self, kept: Kept, lacking: list[Lever], frees: list[Lever]) -> Kept:
         """Try each lever that does not fit together with as few of those that free memory as make it fit."""

@@ -16,7 +16,6 @@ from zenith_tune.errors import (
     UsageError,
     ZenithTuneError,
 )
-from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import trained_batch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.strategies.base import await_first
@@ -139,7 +138,9 @@ class TrialScheduler:
             raise TrialExhausted("the study is over")
         self._check(params)
         with self._lock:
-            reason = why_pruned(self._preset, params)
+            reason = self._preset.explain(params)
+            if reason is None and self._preset.prune(params):  # a preset may have nothing but `prune`
+                reason = f"pruned by {type(self._preset).__name__}"
             if reason is not None:
                 return _done(self._pruned(params, reason))
             identity = self._identify(params)
@@ -300,14 +301,6 @@ class TrialScheduler:
             parameter = space.get(name) or self._levers[name]
             if not parameter.contains(value):
                 raise UsageError(f"{name} must lie in {parameter}, but got {value!r}")
-
-
-def why_pruned(preset: TuningPreset, params: Mapping[str, Value]) -> str | None:
-    """Return why a point is pruned, also for a preset that only has `prune`."""
-    reason = preset.explain(params)
-    if reason is None and preset.prune(params):
-        return f"pruned by {type(preset).__name__}"
-    return reason
 
 
 def _done(trial: T) -> Future[T]:

@@ -55,7 +55,11 @@ def time_table(planned: PlannedLayout) -> Table:
 
 def stage_table(stages: tuple[StageMemory, ...]) -> Table:
     """Return the memory of each pipeline stage by cause, in GiB; of a long pipeline, its ends and its fullest."""
-    shown = _chosen(stages)
+    shown = stages
+    if len(stages) > MAX_STAGES:
+        fullest = max(stages, key=lambda stage: stage.total_bytes).stage
+        chosen = {0, 1, 2, len(stages) - 2, len(stages) - 1, fullest}
+        shown = tuple(stage for stage in stages if stage.stage in chosen)
     names = [name for name in stages[0].parts if any(stage.parts[name] > 0 for stage in stages)]
     table = _table("memory", *(f"stage {stage.stage}" for stage in shown))
     for name in names:
@@ -93,13 +97,6 @@ def _cells(planned: PlannedLayout) -> list[Text]:
         Text(f"{risk:.0%}", style="green" if risk < LOW_RISK else "yellow" if risk < HIGH_RISK else "red"),
         Text(planned.bound),
     ]
-
-
-def _chosen(stages: tuple[StageMemory, ...]) -> list[StageMemory]:
-    if len(stages) <= MAX_STAGES:
-        return list(stages)
-    fullest = max(stages, key=lambda stage: stage.total_bytes).stage
-    return [stage for stage in stages if stage.stage in {0, 1, 2, len(stages) - 2, len(stages) - 1, fullest}]
 
 
 MAX_WIDTH = 100

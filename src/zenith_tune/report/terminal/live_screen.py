@@ -52,10 +52,6 @@ class Shape:
         """Where a line of its own begins: under the layout."""
         return self.widths[0] + len(self.gap)
 
-    def holds(self, row: ScreenRow) -> bool:
-        """Tell whether a row takes one line."""
-        return len(row.rest) <= self.room
-
 
 def shape_of(rows: Sequence[ScreenRow], width: int) -> Shape:
     """Return the columns for a terminal; the layout gives way where it is narrow, and continues below."""
@@ -78,7 +74,7 @@ def row_lines(row: ScreenRow, shape: Shape, width: int) -> list[Text]:
     first = _cells(row.cells, shape, "", row.style)
     label, most = row.cells[1], shape.widths[1]
     parts = [label] if len(label) > most else []
-    if row.rest and shape.holds(row) and not parts:
+    if row.rest and len(row.rest) <= shape.room and not parts:
         return [first.append(f"{shape.gap}{row.rest}")]
     parts += [row.rest] if row.rest else []
     below = textwrap.wrap(": ".join(parts), max(width - shape.indent, 20), max_lines=MAX_LINES, placeholder=" …")
