@@ -158,6 +158,10 @@ def read_request(
         from zenith_tune.calibrate.calibration_file import load_calibration
 
         fitted = load_calibration(Path(fitted))
+    warning = ""
+    if fitted is not None and fitted.framework != runs_it.name:
+        what = f"{calibration if isinstance(calibration, str | Path) else 'the calibration'} was fitted to runs"
+        warning = f"{what} of {fitted.framework}, but the plan is for {runs_it.name}: its figures may be off"
     request = PlanRequest(
         model=spec,
         cluster=machines,
@@ -173,7 +177,7 @@ def read_request(
         space=searched,
         risk=risk,
         calibration=fitted,
-        warning=_calibration_warning(fitted, calibration, runs_it.name),
+        warning=warning,
     )
     is_local = isinstance(cluster, str) and cluster.strip().lower() == LOCAL
     request = _linked(request, None if topology is None else Path(topology), is_local=is_local)
@@ -201,13 +205,6 @@ def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, has_m
     if emit is not None:
         refuse_framework(emit, found.name)
     return found
-
-
-def _calibration_warning(fitted: Calibration | None, given: object, framework: str) -> str:
-    if fitted is None or fitted.framework == framework:
-        return ""
-    what = str(given) if isinstance(given, str | Path) else "the calibration"
-    return f"{what} was fitted to runs of {fitted.framework}, but the plan is for {framework}: its figures may be off"
 
 
 def _linked(request: PlanRequest, path: Path | None, *, is_local: bool) -> PlanRequest:

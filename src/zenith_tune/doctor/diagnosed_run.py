@@ -227,19 +227,15 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
 def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
     """Return the preset's arguments that the command itself states."""
     is_swift = runs_ms_swift(command)
+    # What ms-swift's launcher reads.
+    variables = {**os.environ, **said.line.assignments()}
+    per_node, nodes = (whole(variables.get(name, "")) for name in ("NPROC_PER_NODE", "NNODES"))
     found: dict[str, Any] = {
-        "n_gpus": started_gpus(command) or _by_variables(said.line),
+        "n_gpus": started_gpus(command) or (per_node * (nodes or 1) if per_node else None),
         "gbs": said.count(OPTIONS["gbs"]) or (SWIFT_BATCH if is_swift else None),
         "model": said.text("--model") if is_swift else None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _by_variables(line: ParsedCommand) -> int | None:
-    """Return the GPUs that the variables of ms-swift's launcher state."""
-    variables = {**os.environ, **line.assignments()}
-    per_node = whole(variables.get("NPROC_PER_NODE", ""))
-    return per_node * (whole(variables.get("NNODES", "")) or 1) if per_node else None
 
 
 def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bool) -> Layout:

@@ -5,6 +5,7 @@ Legend: m micro-batches per step and rank, pp pipeline stages, vp model chunks p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -109,17 +110,12 @@ def interpreter(launcher: Sequence[str]) -> str:
     if named:
         return named[-1]
     program = shutil.which(next((word for word in launcher if word.endswith("torchrun")), "torchrun"))
-    first_line = _first_line(Path(program)) if program else ""
+    first_line = ""
+    if program:
+        with contextlib.suppress(OSError), Path(program).open("rb") as file:
+            first_line = file.readline(1024).decode("utf-8", errors="replace")
     found = first_line.removeprefix("#!").strip()
     return found if first_line.startswith("#!") and _PYTHON.search(found) else "python3"
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.readline(1024).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _environment(variables: Mapping[str, str], rank: int, world_size: int, hook: Path) -> list[str]:

@@ -42,7 +42,12 @@ class Confirmation:
         gain = self._gain(again, over=first)
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
         if study.may_be_best(first):
-            self._more(self._near(first, gain if differs else None))
+            near = self._near(first, gain if differs else None)
+            for _ in range(MAX_RERUNS - 1):  # then those that are best by now
+                following = near.pop(0) if near else study.contender
+                if following is None:
+                    break
+                self._again(following)
         num_more = sum(trial.is_rerun for trial in study.trials) - num_before
         return [self._verdict(first, again, gain, num_more, differs=differs), *lines, *self._drift()]
 
@@ -129,14 +134,6 @@ class Confirmation:
         at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
         was = f"your own command measured {at_first} at first and {at_end} at the end"
         return [f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"]
-
-    def _more(self, near: list[Trial]) -> None:
-        """Run further trials again, those that may be as good or that are best now."""
-        for _ in range(MAX_RERUNS - 1):
-            following = near.pop(0) if near else self._session.study.contender
-            if following is None:
-                return
-            self._again(following)
 
     def _again(self, trial: Trial) -> Trial:
         known = self._session.recorded.get(RunKey(trial.identity, rerun_of=trial.number))

@@ -89,7 +89,11 @@ class LeverPhase:
         point = dict(params)
         self._first, self._point, self._shares = fastest, point, predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
-        self._leave_out([lever for lever in levers if lever.is_left_out])
+        for lever in levers:
+            if lever.is_left_out and self._gain_of(lever) >= LEAST_GAIN:
+                gain = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
+                why = f"{lever.why_left_out}{gain}"
+                self._session.study.add_lever_result(LeverResult(lever=lever.label, why=why))
         allowed = sorted((lever for lever in levers if not lever.is_left_out), key=lambda lever: -self._gain_of(lever))
         worth = [lever for lever in allowed if is_of_use(lever, self._shares)]
         self._waiting = {lever.label: TOO_LITTLE for lever in worth}
@@ -210,12 +214,6 @@ class LeverPhase:
             self._session.study.add_lever_result(
                 LeverResult(lever=label, status=status, trial=trial.number, beside=others, speedup=speedup, why=why)
             )
-
-    def _leave_out(self, levers: Sequence[Lever]) -> None:
-        """Say which levers may not be tried, where they would be worth it."""
-        for lever in (each for each in levers if self._gain_of(each) >= LEAST_GAIN):
-            gain = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
-            self._session.study.add_lever_result(LeverResult(lever=lever.label, why=f"{lever.why_left_out}{gain}"))
 
     def _close(self, why: str = "", *, is_cut_off: bool = False) -> None:
         """Say why the levers that still wait had no trial."""
