@@ -122,9 +122,9 @@ def test_the_table_shows_which_trials_were_ended_early_and_why_within_eighty_col
     console.print(trial_table(made, {0: "TP2 PP2 CP1 EP4 mbs1 full", 1: "TP4", 2: "TP8"}))
     lines = stream.getvalue().splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert [line.split()[0] for line in lines if "ok, known" in line] == ["1"]
-    assert [line.split()[0] for line in lines if "ok, behind" in line] == ["2"]
-    assert early_lines(made) == [f"  1 ended early (trial {n}): {reasons[n]}" for n in (1, 2)]
+    assert [line.split()[0] for line in lines if "done early" in line] == ["1"]
+    assert [line.split()[0] for line in lines if "too slow" in line] == ["2"]
+    assert early_lines(made) == [f"  1 stopped early (trial {n}): {reasons[n]}" for n in (1, 2)]
 
 
 @pytest.mark.parametrize("evil", ["[red]markup[/red]", "[/]", "\x1b[31mred\x1b]0;title\x07", "\x9b31m"])

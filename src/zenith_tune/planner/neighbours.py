@@ -120,7 +120,7 @@ def memory_reason(miss: PlannedLayout) -> str:
     sizes = f"{miss.memory_bytes / GIB:.1f} of {format_bytes(miss.capacity_bytes)}"
     fits_barely = miss.headroom_bytes >= 0
     what = f"{miss.oom_probability:.0%} likely to run out of memory" if fits_barely else "does not fit"
-    return f"{what} ({sizes}); would take {format_seconds(miss.roomy_s)} if it fitted"
+    return f"{what} ({sizes}); {format_seconds(miss.roomy_s)} per step with enough memory"
 
 
 def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -> str:

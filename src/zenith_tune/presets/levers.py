@@ -234,7 +234,7 @@ class LeverChoice:
         if not tried:
             return []
         more = f"; {', '.join(unallowed)} with --allow" if unallowed and self.names_unallowed else ""
-        return [f"levers tried on the best layout where they promise enough: {', '.join(tried)}{more}"]
+        return [f"optional settings to test on the best layout: {', '.join(tried)}{more}"]
 
 
 def _by_package(lever: Lever, package: str, packages: Mapping[str, bool]) -> Lever:

@@ -74,7 +74,7 @@ class Access:
 
 
 def checked_token(token: str | None) -> str:
-    """Return the token of a server: the one that is given, else the user's own, which is made up once and kept."""
+    """Return the token of a server: the one that is given, else the user's own, which is generated once and kept."""
     if token is None:
         return _kept_token(token_path())
     if not TOKEN.fullmatch(token):

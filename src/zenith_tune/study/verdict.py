@@ -120,7 +120,7 @@ def _stays(study: Study) -> str:
     """Say what a study without a best trial leaves its user with."""
     base = study.baseline
     if base is None or not base.ok:
-        return "there is no best command"
+        return "your command failed; nothing was tuned"
     return "your own command stays the best" if study.may_be_best(base) else _takes_more(study, base)
 
 
@@ -145,7 +145,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
     parts = (
         _speed(1 + gain, low, high, is_confirmed=is_confirmed, word=_faster(best)) + _phases(study, 1 + gain),
-        f"as fast within the noise: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
+        f"tied: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         confirmed_on,
         _memory(memory_share, safer),
     )
@@ -255,7 +255,7 @@ def _phases(study: Study, speedup: float) -> str:
 def _memory(share: float | None, safer: Safer | None) -> str:
     if share is None:
         return ""
-    full = f"memory {share:.1%} full"
+    full = f"uses {share:.1%} of GPU memory"
     if safer is None:
         return full
     return f"{full}: trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}"

@@ -269,8 +269,8 @@ class TrialScheduler:
         return None if num_trials is None else num_trials - self._num_reserved
 
     def _exhausted(self) -> TrialExhausted:
-        left = f" but for {self._num_reserved} that are left to levers" if self._num_reserved else ""
-        return TrialExhausted(f"the budget of {self._limits.n_trials} trials is spent{left}")
+        kept = f"; {self._num_reserved} reserved for performance settings" if self._num_reserved else ""
+        return TrialExhausted(f"trial budget of {self._limits.n_trials} used{kept}")
 
     def _give_back(self, future: Future[Trial], identity: str) -> None:
         """Forget a trial that the strategy cancelled before it started: at once, so that it can ask for another."""

@@ -185,7 +185,7 @@ class PlanReport:
         if not plan.near_misses:
             return
         self._console.print()
-        self._say("faster, but not chosen:" if plan.best else "nearest to fitting:")
+        self._say("faster, but ruled out:" if plan.best else "nearest to fitting:")
         for miss in plan.near_misses:
             unit = "tokens/s" if miss.obstacle is Obstacle.BATCH else "speed"
             gain = f"{format_gain(miss.gain)} {unit}; " if math.isfinite(miss.gain) else ""

@@ -40,13 +40,15 @@ def failure_lines(study: Study) -> list[str]:
 
 
 def early_lines(study: Study) -> list[str]:
-    """Return one line per reason for which trials were ended early: how many, which, and an example in full."""
+    """Return one line per reason for which trials were stopped early: how many, which, and an example."""
     groups: dict[str, list[Trial]] = {}
     for trial in _rows(study, study.trials):
         if trial.early is not None:
             groups.setdefault(_early_kind(trial.early), []).append(trial)
-    shown = {kind: f"{len(trials)} ended early (trial {_numbers(trials)})" for kind, trials in groups.items()}
-    return [f"  {shown[kind]}{', for one' * (len(trials) > 1)}: {trials[0].early}" for kind, trials in groups.items()]
+    return [
+        f"  {len(trials)} stopped early (trial {_numbers(trials)}){', e.g.' if trials[1:] else ':'} {trials[0].early}"
+        for trials in groups.values()
+    ]
 
 
 def _name(trial: Trial) -> str:
@@ -60,6 +62,10 @@ def _numbers(trials: list[Trial]) -> str:
 
 def _rows(study: Study, trials: list[Trial]) -> list[Trial]:
     return [*([study.baseline] if study.baseline else []), *trials]
+
+
+EARLY = {"known": "done early", "behind": "too slow"}
+"""States of a trial that was stopped early, by the first word of the reason."""
 
 
 def _early_kind(reason: str) -> str:
@@ -78,7 +84,7 @@ def _chosen(study: Study) -> list[Trial]:
 
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     label = "your command" if trial.is_baseline else labels.get(trial.number, "")
-    ended = str(trial.outcome) if trial.early is None else f"{trial.outcome}, {_early_kind(trial.early)}"
+    ended = str(trial.outcome) if trial.early is None else EARLY[_early_kind(trial.early)]
     row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=ended)
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
     number, name, state, *rest = row.cells(*columns)

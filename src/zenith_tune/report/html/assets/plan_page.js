@@ -234,7 +234,7 @@ const PLAN_SECTIONS = [
     title: "Memory of the best layout",
     draw: (data, width) => (data.best_layout ? stagePlot(data, width) : null),
   },
-  { id: "misses", title: "Faster, but not chosen", draw: nearMisses },
+  { id: "misses", title: "Faster, but ruled out", draw: nearMisses },
   { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
   { id: "unshown", title: "Not shown", wide: true, collects: true },
   { id: "dropped", title: "What was considered", wide: true, draw: droppedList },

@@ -32,7 +32,7 @@ function studyHeadline(data) {
       otherChoices(data),
       ownNotes(data),
       first && first.why ? el("p", { class: "note" }, `Picked because: ${first.why}`) : null,
-      first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, run again as ${again}.`) : null,
+      first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by a second run (${again}).`) : null,
       fold("own", "Your own command and what was tuned", () =>
         el("div", null, commandBox(data.header.command, "your own command", "copy-own"), pairs(data.header.args)),
       ),
@@ -111,7 +111,7 @@ function otherChoices(data) {
       ? el(
           "div",
           { class: "choices", id: "ties" },
-          el("p", null, "As fast within the noise:"),
+          el("p", null, "Tied:"),
           el(
             "ul",
             { class: "plainlist" },

@@ -168,7 +168,7 @@ function predictedFigure(data, both, fields, width, zoom) {
     ];
     chart.point(chart.x(predicted), chart.y(measured), kindOf(data, trial), lines, trial.number);
   }
-  const middle = both.length > 3 ? `, half of ${both.length} between ${times(at(0.25))} and ${times(at(0.75))}` : "";
+  const middle = both.length > 3 ? `, interquartile range ${times(at(0.25))} to ${times(at(0.75))}` : "";
   return figure("predicted", chart, {
     caption: `The median run took ${times(median)} the predicted ${fields.noun}${middle}. Predicted by ${[...new Set(both.map(fields.by))].join("; ")}.`,
     keys: [

@@ -74,7 +74,7 @@ function whenPlot(data, width, redraw) {
   const beside = count > 1 ? `; up to ${count} at once` : "";
   return {
     body: figure("when", chart, {
-      caption: `${format.count(ran.length, "run")} took ${format.seconds(busy)} in all${beside}. Each bar is one; the gaps are the tuner's own time.`,
+      caption: `${format.count(ran.length, "run")} took ${format.seconds(busy)} in all${beside}. Each bar is one; gaps are tuner overhead.`,
       keys: barKeys(
         data,
         ran.map(({ trial }) => trial),
@@ -158,7 +158,7 @@ function importancePlot(data, width) {
   });
   return {
     body: figure("importance", chart, {
-      caption: `How well each option alone tells the ${format.count(good.length, "trial")} that succeeded apart, chance taken off. Options that changed together share it.`,
+      caption: `Share of the variance between the ${format.count(good.length, "trial")} that succeeded, by option, adjusted for chance. Options that changed together share it.`,
       columns: ["option", "share", "best with"],
       rows: () => found.map(({ name, share, best }) => [name, format.share(share), String(best.value)]),
     }),

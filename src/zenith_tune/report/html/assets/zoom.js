@@ -119,7 +119,7 @@ class Zoom {
       { class: "zoom", role: "group", "aria-label": "Zoom" },
       button("+", "Zoom in", () => this.by(ZOOM_STEP, chart)),
       button("−", "Zoom out", () => this.by(1 / ZOOM_STEP, chart)),
-      this.chosen ? button("Show all", "Show all", () => this.set(null)) : el("span", { class: "note" }, "or drag"),
+      this.chosen ? button("Show all", "Show all", () => this.set(null)) : el("span", { class: "note" }, "or drag to zoom"),
     );
   }
 }
