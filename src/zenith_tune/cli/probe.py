@@ -79,7 +79,7 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
     from zenith_tune.tuning.watch import Timeouts
 
     Timeouts(fixed_s=options["timeout"])  # refuses what is none
-    _refuse_folder(options["output_dir"])
+    _refuse_files(options["output_dir"], options["calibration"])
     job, subject = _job(command, options)
     # Before the planner is loaded, so that a mistake is reported at once.
     named = [] if options["top"] else [job.named(text) for text in options["layouts"]] or [job.job.start]
@@ -97,17 +97,23 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
     return 0 if any(each.ok for each in probed) else 1
 
 
-def _refuse_folder(output_dir: Path | None) -> None:
-    """Refuse a folder that cannot be written before minutes are spent on a probe."""
-    if output_dir is None:
-        return
+def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
+    """Refuse what cannot be written or read before the planner is loaded, and minutes are spent on a probe."""
     from zenith_tune.record.storage import expanded
+    from zenith_tune.study.files import open_regular
 
-    place = expanded(output_dir).absolute()
-    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
-    if not os.access(f"{there}/.", os.W_OK | os.X_OK):
-        problem = f"the output folder {place} cannot be written, as {there} is no folder that you may write to"
-        raise UsageError(problem, hint="choose another --output-dir")
+    if output_dir is not None:
+        place = expanded(output_dir).absolute()
+        there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+        if not os.access(f"{there}/.", os.W_OK | os.X_OK):
+            problem = f"the output folder {place} cannot be written, as {there} is no folder that you may write to"
+            raise UsageError(problem, hint="choose another --output-dir")
+    if calibration is not None:
+        try:
+            open_regular(Path(os.path.realpath(calibration))).close()
+        except OSError as error:
+            problem = f"calibration {str(calibration)!r} cannot be read ({error.strerror})"
+            raise UsageError(problem, hint="check the path") from None
 
 
 @contextlib.contextmanager

@@ -91,8 +91,8 @@ class LeverPhase:
         levers = self._config.preset.levers(self._config.command, point)
         for lever in levers:
             if lever.is_left_out and self._gain_of(lever) >= LEAST_GAIN:
-                gain = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
-                why = f"{lever.why_left_out}{gain}"
+                saved = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
+                why = f"{lever.why_left_out}{saved}"
                 self._session.study.add_lever_result(LeverResult(lever=lever.label, why=why))
         allowed = sorted((lever for lever in levers if not lever.is_left_out), key=lambda lever: -self._gain_of(lever))
         worth = [lever for lever in allowed if is_of_use(lever, self._shares)]
