@@ -11,7 +11,7 @@ from tests.calibrate.test_memory_fit import measured_as
 from tests.calibrate.test_time_fit import TRUTH
 from tests.mentions import mentions
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.calibration_fit import calibrate, calibrate_all, fit_calibration, most_measured, sources_of
+from zenith_tune.calibrate.calibration_fit import calibrate_all, fit_calibration, most_measured, sources_of
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import Calibration, MemoryCoefficients, TimeCalibration
@@ -58,7 +58,7 @@ def test_a_few_runs_refine_what_was_known_and_stay_near_it() -> None:
 def test_the_refined_calibration_predicts_the_users_own_machine_better() -> None:
     slow = replace(TRUTH, gemm_efficiency=0.35)
     start = Calibration(time=TimeCalibration(coefficients=TRUTH))
-    mine = calibrate(timed(ON_ONE_NODE, slow), **ABOUT, start=start)
+    mine = fit_calibration(timed(ON_ONE_NODE, slow), **ABOUT, start=start).calibration
     new = [a_run(SMALL, "h100", 8, layout) for layout in layouts(8)]
     truth = np.array([run.step_s for run in timed(new, slow)])
     before = np.array([run.step_s for run in timed(new, TRUTH)])
@@ -70,19 +70,19 @@ def test_the_refined_calibration_predicts_the_users_own_machine_better() -> None
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_fewer_than_three_runs_are_refused_with_the_reasons(count: int) -> None:
     with pytest.raises(UsageError, match=rf"\b3 runs .*\b{count} .*\b7 .*PROXY"):
-        calibrate([*made_runs(TRUTH)[:count], *FLAGGED], **ABOUT)
+        fit_calibration([*made_runs(TRUTH)[:count], *FLAGGED], **ABOUT)
 
 
 def test_memory_is_fitted_where_enough_runs_state_what_they_allocated() -> None:
     truth = MemoryCoefficients(activations=1.2)
     runs = measured_as(truth, "megatron")
-    assert calibrate(runs, **ABOUT).memory.activations == pytest.approx(1.2, rel=0.03)
+    assert fit_calibration(runs, **ABOUT).calibration.memory.activations == pytest.approx(1.2, rel=0.03)
     known = replace(default_calibration("megatron"), memory=MemoryCoefficients(activations=0.8))
     fast = timed(ON_ONE_NODE, TRUTH)
-    few = calibrate([*runs[:4], *fast], **ABOUT, start=known)
+    few = fit_calibration([*runs[:4], *fast], **ABOUT, start=known).calibration
     assert few.memory == known.memory
     reserved = [replace(run, memory_kind="reserved") for run in runs]
-    assert calibrate([*reserved, *fast], **ABOUT, start=known).memory == known.memory
+    assert fit_calibration([*reserved, *fast], **ABOUT, start=known).calibration.memory == known.memory
 
 
 def test_memory_alone_leaves_the_time_as_it_was() -> None:

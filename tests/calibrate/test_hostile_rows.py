@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.calibrate.rows import LLAMA, read, table
 from tests.mentions import mentions
 from tests.thoroughness import examples
-from zenith_tune.calibrate.calibration_fit import calibrate
+from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
@@ -41,7 +41,7 @@ def test_odd_values_are_left_out_or_fitted(tmp_path: Path, changes: dict[str, st
         runs = read(tmp_path, QUICK, QUICK, QUICK, QUICK | changes)
         if unusable(runs[-1]):
             return
-        fitted = calibrate(runs, framework="megatron-local", origin="odd", date="")
+        fitted = fit_calibration(runs, framework="megatron-local", origin="odd", date="").calibration
     except UsageError as error:
         assert "\n" not in str(error)
         return

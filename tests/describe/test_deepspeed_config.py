@@ -30,11 +30,6 @@ def config(**values: Any) -> DsConfig:
         ('{\n  "a": 1,\n  "b" 2\n}', "line 3, column 7"),
         ('{\n  "a": 1,\n}', "line 3"),
         ('{"a": 1, "a": 2}', 'key "a"'),
-        ('{"a": 1e999}', "(1e999 "),
-        ('{"a": [-1e999]}', "(-1e999 "),
-        ('{"a": ["\\ud800"]}', "lone surrogate"),
-        ('{"a\\udc00": 1}', "lone surrogate"),
-        (f'{{"a": {"[" * 900}{"]" * 900}}}', " 64 deep"),
         (f'{{"a": {"[" * 90_000}}}', "must be JSON"),
         ('{"zero_optimization": "x"}', "zero_optimization must be"),
         ('{"zero_optimization": [1, 2]}', "got [1, 2]: "),
@@ -116,12 +111,6 @@ def test_stages_and_micro_batches_are_listed_in_order() -> None:
             listed_stages(config(zero_optimization={"stage": stage}))
     with pytest.raises(UsageError, match="train_micro_batch_size_per_gpu"):
         listed_micro_batches(config(train_micro_batch_size_per_gpu=[0]))
-
-
-def test_a_pair_of_surrogates_and_64_levels_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(f'{{"a": "\\ud83d\\ude00", "b": {"[" * 62}{"]" * 62}}}')
-    assert read_ds_config(path).get(("a",)) == "\U0001f600"
 
 
 def test_a_key_twice_among_very_many_is_found_at_once(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_a_bool_is_not_the_text_that_the_strategy_fixes() -> None:
 @pytest.mark.parametrize("name", list(SPACE_OF_8))
 def test_a_key_that_the_space_lacks_is_named(name: str) -> None:
     error = _refused({key: parameter for key, parameter in SPACE_OF_8.items() if key != name})
-    assert f"{name!r} to hold " in error and "search space" in error and "choices" not in error
+    assert f"needs {name!r} " in error and "search space" in error and "choices" not in error
 
 
 @pytest.mark.parametrize("name", ["tp", "ep", "mbs"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -75,8 +75,8 @@ class CalibrationFit:
     @property
     def moved(self) -> list[Move]:
         """The coefficients that the data changed, the largest change first."""
-        after = self.calibration.time.coefficients.to_dict()
-        moves = [Move(name=name, before=old, after=after[name]) for name, old in self.before.to_dict().items()]
+        after = asdict(self.calibration.time.coefficients)
+        moves = [Move(name=name, before=old, after=after[name]) for name, old in asdict(self.before).items()]
         shifts = {move.name: _shift(move) for move in moves}
         return sorted((move for move in moves if shifts[move.name] > LEAST_MOVE), key=lambda move: -shifts[move.name])
 
@@ -165,13 +165,6 @@ def _shift(move: Move) -> float:
     return abs(math.log(move.after / move.before))
 
 
-def calibrate(
-    runs: Sequence[MeasuredRun], *, framework: str, origin: str, date: str, start: Calibration | None = None
-) -> Calibration:
-    """Return the calibration of a framework fitted to `runs`, refining `start` where it is given."""
-    return fit_calibration(runs, framework=framework, origin=origin, date=date, start=start).calibration
-
-
 def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[CalibrationFit]:
     """Fit every framework from scratch, beginning with the one that others fall back to."""
     trusted = {
@@ -187,7 +180,10 @@ def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[Calibra
     with_memory = {name for name, count in counts.items() if count >= LEAST_MEMORY_RUNS}
     for name in sorted((trusted | with_memory) - {FALLBACK}):
         fit = _fit_one(runs, name, date)
-        yield fit if family_of(name).name in trusted else _with_time_of(first, fit)
+        if family_of(name).name not in trusted:
+            calibration = replace(fit.calibration, time=first.calibration.time)
+            fit = replace(fit, calibration=calibration, before=first.before, num_time_runs=0, residuals=np.empty(0))
+        yield fit
 
 
 def most_measured(runs: Sequence[MeasuredRun]) -> str:
@@ -212,8 +208,3 @@ def sources_of(runs: Sequence[MeasuredRun], framework: str) -> str:
 
 def _fit_one(runs: Sequence[MeasuredRun], framework: str, date: str) -> CalibrationFit:
     return fit_calibration(runs, framework=framework, origin=sources_of(runs, framework), date=date)
-
-
-def _with_time_of(other: CalibrationFit, fit: CalibrationFit) -> CalibrationFit:
-    calibration = replace(fit.calibration, time=other.calibration.time)
-    return replace(fit, calibration=calibration, before=other.before, num_time_runs=0, residuals=other.residuals[:0])

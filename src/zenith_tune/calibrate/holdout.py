@@ -48,7 +48,6 @@ class HeldOutSteps:
         return cls(found.step_s, np.log(fit.table.step_s / found.step_s), found.shares)
 
     def of(self, rows: npt.NDArray[Any]) -> HeldOutSteps:
-        """Return the chosen runs."""
         return HeldOutSteps(self.step_s[rows], self.residuals[rows], self.shares[:, rows])
 
 

@@ -122,7 +122,6 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
     layout = _layout(row, notes, num_gpus)
     memory, kind = _memory(row)
     model, gpu = measured_model(row, notes), _gpu(row)
-    step_s, tokens = _speed(row, layout, seq_len, num_gpus, model, gpu)
     return MeasuredRun(
         source=next((family.rstrip("_") for family in FAMILIES if source.startswith(family)), source),
         framework=_framework(row),
@@ -138,8 +137,7 @@ def _run(row: Mapping[str, str]) -> MeasuredRun:
         seq_len=seq_len,
         layout=layout,
         probed_stage=number(row, "probed_stage"),
-        step_s=step_s,
-        tokens_per_s_per_gpu=tokens,
+        step_s=_step(row, layout, seq_len, num_gpus, model, gpu),
         memory_bytes=memory,
         memory_kind=kind,
         out_of_memory=row.get("outcome") == "oom",
@@ -231,23 +229,26 @@ def _memory(row: Mapping[str, str]) -> tuple[float | None, str]:
     return memory * (1e9 if in_gb and row["source_id"] != "ultrascale_playbook" else GIB), "allocated"
 
 
-def _speed(
+def _step(
     row: Mapping[str, str],
     layout: Mapping[str, int | bool],
     seq_len: int | None,
     num_gpus: int | None,
     model: ModelSpec | None,
     gpu: str,
-) -> tuple[float | None, float | None]:
-    """Return step time and tokens/s/GPU; what is not stated is computed from the other, or from a rate."""
+) -> float | None:
+    """Return the step time; one that is not stated is computed from the tokens, or from a rate."""
     step_s, tokens = _float(row, "step_time_s"), _float(row, "tokens_per_s_per_gpu")
     gbs = layout.get("gbs", layout.get("mbs", 0) if "h200" in row["source_id"] else 0)
-    if not (seq_len and num_gpus and gbs):
-        return step_s, tokens
+    if step_s or not (seq_len and num_gpus and gbs):
+        return step_s
     batch = gbs * seq_len / num_gpus
-    if not step_s and not tokens and model is not None and (known := find_gpu(gpu)):
-        step_s = step_from_rate(row, model, batch * num_gpus, num_gpus, gpu_spec(known).bf16_flops)
-    return step_s or (batch / tokens if tokens else None), tokens or (batch / step_s if step_s else None)
+    if tokens:
+        return batch / tokens
+    known = find_gpu(gpu)
+    if model is None or known is None:
+        return None
+    return step_from_rate(row, model, batch * num_gpus, num_gpus, gpu_spec(known).bf16_flops)
 
 
 def _float(row: Mapping[str, str], key: str) -> float | None:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.layouts.layout_batch import (
@@ -14,6 +16,7 @@ from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_NONE,
     RECOMPUTE_SELECTIVE,
     RECOMPUTE_UNIFORM,
+    FloatArray,
     LayoutBatch,
 )
 
@@ -25,8 +28,8 @@ class MeasuredRun:
     source: str
     framework: str
     """A name in the framework catalog."""
-    stated_framework: str
-    """The framework's name as the source prints it."""
+    stated_framework: str = ""
+    """The framework's name as a table prints it."""
     release: float | None = None
     """Release of the framework, as a year with its fraction."""
     model: ModelSpec | None
@@ -47,7 +50,6 @@ class MeasuredRun:
     probed_stage: int | None = None
     """The pipeline rank that ran alone, without messages; None for a whole run."""
     step_s: float | None = None
-    tokens_per_s_per_gpu: float | None = None
     memory_bytes: float | None = None
     memory_kind: str = ""
     """allocated, reserved or device."""
@@ -55,7 +57,6 @@ class MeasuredRun:
     flags: tuple[str, ...] = ()
     """Marks of the source, such as FLAG or PROXY, that make the row no fair comparison."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Further notes of the source, by name."""
 
     @property
     def landscape(self) -> tuple[str, str]:
@@ -119,6 +120,11 @@ def stack_layouts(layouts: Iterable[Mapping[str, int | bool]]) -> LayoutBatch:
     """Return the stated columns of layouts as one batch."""
     rows = [DEFAULT_COLUMNS | dict(layout) for layout in layouts]
     return LayoutBatch.of(**{name: [row[name] for row in rows] for name in DEFAULT_COLUMNS})
+
+
+def probed_ranks(runs: Iterable[MeasuredRun]) -> FloatArray:
+    """Return the pipeline rank that ran alone in each run; nan for a whole run."""
+    return np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs])
 
 
 def measured_model(row: Mapping[str, str], notes: Mapping[str, str]) -> ModelSpec | None:

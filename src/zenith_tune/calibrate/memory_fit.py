@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
+from zenith_tune.calibrate.measured_run import MeasuredRun, probed_ranks, stack_layouts
 from zenith_tune.calibrate.robust_fit import folds, robust_fit
 from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
 from zenith_tune.describe.job_spec import JobSpec, is_narrow
@@ -43,10 +42,6 @@ class MemoryRows:
     framework: FrameworkSpec
     workload: Workload
     layouts: LayoutBatch
-    measured_on: npt.NDArray[np.str_]
-    """The pipeline rank that was measured: "first", "last", or "" for the fullest."""
-    probed_stage: FloatArray
-    """The number of the probed pipeline rank; nan for a whole run."""
 
     @classmethod
     def of(cls, runs: Sequence[MeasuredRun], framework: FrameworkSpec) -> Self:
@@ -57,21 +52,11 @@ class MemoryRows:
             framework=framework,
             workload=Workload.stack(workloads),
             layouts=stack_layouts(map(layout_columns, runs)),
-            measured_on=np.array([MEASURED_ON.get(run.source, "") for run in runs]),
-            probed_stage=np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs]),
         )
 
     def take(self, chosen: BoolArray) -> Self:
-        """Return the chosen runs."""
         runs = [run for run, is_chosen in zip(self.runs, chosen, strict=True) if is_chosen]
-        return replace(
-            self,
-            runs=runs,
-            workload=self.workload.take(chosen),
-            layouts=self.layouts.take(chosen),
-            measured_on=self.measured_on[chosen],
-            probed_stage=self.probed_stage[chosen],
-        )
+        return replace(self, runs=runs, workload=self.workload.take(chosen), layouts=self.layouts.take(chosen))
 
     @property
     def measured_bytes(self) -> FloatArray:
@@ -81,11 +66,11 @@ class MemoryRows:
     def printed(self, coefficients: MemoryCoefficients) -> FloatArray:
         """Estimate what each run's source printed: the allocated peak of the rank that it measured."""
         rows = (self.workload, self.layouts, self.framework, coefficients)
-        stage = np.where(self.measured_on == "last", self.layouts.pp - 1.0, 0.0)
-        is_fullest = self.measured_on == ""
-        if is_fullest.any():
-            stage = np.where(is_fullest, fullest_stage(*rows), stage)
-        stage = np.where(np.isnan(self.probed_stage), stage, self.probed_stage)
+        measured_on, probed = np.array([MEASURED_ON.get(run.source, "") for run in self.runs]), probed_ranks(self.runs)
+        stage = np.where(measured_on == "last", self.layouts.pp - 1.0, 0.0)
+        if (measured_on == "").any():
+            stage = np.where(measured_on == "", fullest_stage(*rows), stage)
+        stage = np.where(np.isnan(probed), stage, probed)
         return estimate_memory(*rows, stage=stage).allocated_bytes
 
 

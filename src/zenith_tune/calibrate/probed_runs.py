@@ -12,7 +12,8 @@ from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.layouts.layout import RECOMPUTE_NAMES, Layout
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_batch import row_of
 from zenith_tune.study.files import Json, read_regular
 from zenith_tune.units import MIB
 
@@ -49,7 +50,6 @@ def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> Measure
     return MeasuredRun(
         source=f"probes on {gpu}",
         framework=load_framework(stored["framework"]).name,
-        stated_framework=stored["framework"],
         model=model,
         model_name=model.name,
         gpu=gpu,
@@ -58,25 +58,13 @@ def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> Measure
         precision=stored["precision"],
         dispatcher=stored["dispatcher"],
         seq_len=stored["seq_len"],
-        layout=_columns(layout, stage["num_micro_batches"]),
+        # As it was probed, with the probe's own batch.
+        layout=row_of(layout) | {"gbs": stage["num_micro_batches"] * layout.micro_batch * layout.dp},
         probed_stage=stage["stage"],
         step_s=stage["step_s"],
         memory_bytes=allocated or reserved,
         memory_kind="allocated" if allocated else "reserved" if reserved else "",
     )
-
-
-def _columns(layout: Layout, num_micro_batches: int) -> dict[str, int | bool]:
-    """Return the columns of the layout as it was probed, with the probe's own batch."""
-    return {
-        **{name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero")},
-        "mbs": layout.micro_batch,
-        "gbs": num_micro_batches * layout.micro_batch * layout.dp,
-        "recompute": RECOMPUTE_NAMES.index(layout.recompute),
-        "recompute_layers": layout.recompute_layers,
-        "sequence_parallel": layout.sequence_parallel,
-        "flash_attention": layout.flash_attention,
-    }
 
 
 def _model(stored: Json) -> ModelSpec:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from zenith_tune.estimates.workload import FloatArray
+from zenith_tune.layouts.layout_batch import BoolArray
 
 Residuals = Callable[[FloatArray], FloatArray]
 
@@ -84,8 +84,6 @@ def _normal_equations(
     gradient = jacobian.T @ (weights * errors) + (theta - start) / prior_scale**2
     return normal, gradient
 
-
-BoolArray = npt.NDArray[np.bool_]
 
 MAX_FOLDS = 20
 

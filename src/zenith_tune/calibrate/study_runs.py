@@ -73,7 +73,6 @@ def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[Measure
         yield MeasuredRun(
             source=f"study {name}",
             framework=job.framework,
-            stated_framework=job.framework,
             model=job.model,
             model_name=job.model.name,
             gpu=job.cluster.gpu.name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
+from zenith_tune.calibrate.measured_run import MeasuredRun, probed_ranks, stack_layouts
 from zenith_tune.calibrate.robust_fit import robust_fit
 from zenith_tune.calibrate.time_family import TimeFamily
 from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -49,12 +49,11 @@ class RunTable:
             machine=Machine.stack([Machine.of(run_cluster(run), run.precision) for run in runs]),
             layouts=stack_layouts(with_default_batch(run).layout for run in runs),
             step_s=np.array([run.step_s or np.nan for run in runs]),
-            probed_stage=np.array([np.nan if run.probed_stage is None else run.probed_stage for run in runs]),
+            probed_stage=probed_ranks(runs),
         )
 
     @property
     def landscapes(self) -> list[tuple[str, str]]:
-        """The landscape of each run."""
         return [run.landscape for run in self.runs]
 
 

@@ -38,7 +38,6 @@ from zenith_tune.units import GIB
 
 MAX_BYTES = 2**20
 MAX_COUNT = 10**7
-MAX_NUMBER = 1e30
 COUNTS = ("num_gpus", "gpus_per_node", "fast_domain")
 KEYS = ("name", "gpu", *COUNTS, *LINKS)
 GPU_RATES = ("bf16_flops", "memory_bytes_per_s")
@@ -93,7 +92,7 @@ def _count(value: object, key: str, source: str) -> int:
 
 
 def _number(value: object, key: str, source: str) -> float:
-    if not isinstance(value, int | float) or value is True or not 0 < value < MAX_NUMBER:
+    if not isinstance(value, int | float) or value is True or not 0 < value < 1e30:
         raise UsageError(f"{source}: {key} must be a number above 0, but got {reprlib.repr(value)}", hint="change it")
     return float(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from zenith_tune.errors import ModelConfigError
@@ -35,9 +35,10 @@ class ConfigJson:
     """The file, or the Hugging Face id."""
     otherwise: str
     """What else a user can do, for error messages."""
+    missing: list[str] = field(default_factory=list)
+    """Keys that were needed and are not there."""
 
     def refuse(self, problem: str) -> ModelConfigError:
-        """Return the error for a config with this problem."""
         return ModelConfigError(f"{self.source}{problem}", hint=f"fix it, {self.otherwise}")
 
     def language_part(self) -> ConfigJson:
@@ -57,6 +58,13 @@ class ConfigJson:
                     raise self.refuse(f": {problem}, but got {reprlib.repr(value)}")
                 return value
         return None
+
+    def need(self, *keys: str, otherwise: int = 0) -> int:
+        """Return the first of `keys` that the config has, or `otherwise`; where that is 0, note the key as missing."""
+        count = self.count(*keys)
+        if count is None and not otherwise:
+            self.missing.append(keys[0])
+        return count or otherwise
 
     def size(self, key: str, default: int = 0) -> int:
         """Return a count that may also be 0, or `default` where the config does not have it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zenith_tune.describe.catalog import read_catalog
@@ -49,26 +49,6 @@ PLAIN = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "re
 """Activations by which a family that is not listed has three matrices in its feed-forward part, or two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeededKeys:
-    """The counts that a config must have, with those that are missing."""
-
-    config: ConfigJson
-    missing: list[str] = field(default_factory=list)
-
-    def need(self, *keys: str, otherwise: int = 0) -> int:
-        """Return the first of `keys` that the config has, or `otherwise`; where that is 0, note the key as missing."""
-        count = self.config.count(*keys)
-        if count is None and not otherwise:
-            self.missing.append(keys[0])
-        return count or otherwise
-
-    def refuse_missing(self) -> None:
-        """Raise one error that names every missing key."""
-        if self.missing:
-            raise self.config.refuse(f" must have {', '.join(self.missing)} for its language model, but has not")
-
-
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "num_selected_experts")
 WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
 NUM_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -76,16 +56,15 @@ SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "expert_layer_period")
 
 
-def expert_fields(keys: NeededKeys, family: Family, num_experts: int) -> dict[str, Any]:
+def expert_fields(config: ConfigJson, family: Family, num_experts: int) -> dict[str, Any]:
     """Return the fields of ModelSpec that describe a mixture of experts."""
-    config = keys.config
-    width = keys.need(*WIDTH)
+    width = config.need(*WIDTH)
     shared = config.count(*SHARED_WIDTH)
     if shared is None:
         shared = width * (max(config.size(key) for key in NUM_SHARED) or int(family.shared_expert))
     return {
         "num_experts": num_experts,
-        "top_k": keys.need(*TOP_K),
+        "top_k": config.need(*TOP_K),
         "moe_ffn_hidden": width,
         "shared_ffn_hidden": shared,
         "shared_gate": family.shared_gate,
@@ -133,24 +112,24 @@ def model_spec_from_config(config: dict[str, Any], source: str, otherwise: str =
 
 def _spec(config: ConfigJson) -> ModelSpec:
     _refuse_other_kinds(config)
-    family, keys = _family(config), NeededKeys(config=config)
-    hidden, num_experts = keys.need(*HIDDEN), config.num_experts()
-    heads = keys.need(*HEADS)
-    experts = expert_fields(keys, family, num_experts) if num_experts else {}
+    family, hidden, num_experts = _family(config), config.need(*HIDDEN), config.num_experts()
+    heads = config.need(*HEADS)
+    experts = expert_fields(config, family, num_experts) if num_experts else {}
     has_dense_layers = not experts or experts["num_dense_layers"] > 0
     fields: dict[str, Any] = experts | {
         "num_heads": heads,
         "num_kv_heads": config.query_groups() or heads,
-        "head_dim": _head_dim(keys, hidden, heads),
-        "latent_attention": _latent_attention(keys),
-        "num_layers": keys.need(*LAYERS),
-        "vocab": keys.need(*VOCAB),
-        "ffn_hidden": _ffn(keys, family, hidden, is_needed=has_dense_layers),
-        "gated_mlp": _gated(keys, family),
-        "num_positions": keys.need(*POSITIONS) if family.learned_positions else 0,
+        "head_dim": _head_dim(config, hidden, heads),
+        "latent_attention": _latent_attention(config),
+        "num_layers": config.need(*LAYERS),
+        "vocab": config.need(*VOCAB),
+        "ffn_hidden": _ffn(config, family, hidden, is_needed=has_dense_layers),
+        "gated_mlp": _gated(config, family),
+        "num_positions": config.need(*POSITIONS) if family.learned_positions else 0,
         "num_mtp_layers": config.size("num_nextn_predict_layers"),
     }
-    keys.refuse_missing()
+    if config.missing:
+        raise config.refuse(f" must have {', '.join(config.missing)} for its language model, but has not")
     parts = {part: getattr(family, part) for part in ("norm_bias", "attention_sinks", "embedding_norm", *KEYS)}
     spec = ModelSpec(name=config.source, hidden=hidden, **parts, **fields)
     _refuse_contradictions(spec, config)
@@ -182,43 +161,43 @@ def _mpt_parts(config: ConfigJson) -> dict[str, Any]:
     return biases | ({"learned_positions": True} if learned else {})
 
 
-def _gated(keys: NeededKeys, family: Family) -> bool:
+def _gated(config: ConfigJson, family: Family) -> bool:
     if family.gated_mlp is not None:
         return family.gated_mlp
-    activation = next((value for key in ACTIVATION if (value := keys.config.values.get(key))), None)
+    activation = next((value for key in ACTIVATION if (value := config.values.get(key))), None)
     if activation not in (*GATED, *PLAIN):
-        keys.missing.append(f"a model_type that is known, or {ACTIVATION[0]}")
+        config.missing.append(f"a model_type that is known, or {ACTIVATION[0]}")
     return activation in GATED
 
 
-def _ffn(keys: NeededKeys, family: Family, hidden: int, *, is_needed: bool) -> int:
+def _ffn(config: ConfigJson, family: Family, hidden: int, *, is_needed: bool) -> int:
     """Return the width of a dense layer, which a mixture of experts without one need not say."""
     names = (family.dense_ffn_key, *FFN)
     if not is_needed:
-        return keys.config.count(*names) or 0
-    ratio = keys.config.count("expansion_ratio") or family.ffn_ratio
-    return keys.need(*names, otherwise=ratio * hidden)
+        return config.count(*names) or 0
+    ratio = config.count("expansion_ratio") or family.ffn_ratio
+    return config.need(*names, otherwise=ratio * hidden)
 
 
-def _head_dim(keys: NeededKeys, hidden: int, heads: int) -> int:
-    mla_dim = keys.config.count("v_head_dim") if keys.config.count("kv_lora_rank") else None
+def _head_dim(config: ConfigJson, hidden: int, heads: int) -> int:
+    mla_dim = config.count("v_head_dim") if config.count("kv_lora_rank") else None
     if mla_dim:
         return mla_dim
     if not heads:
         return 0  # noted as missing already
-    return keys.need(*HEAD_DIM, otherwise=0 if hidden % heads else hidden // heads)
+    return config.need(*HEAD_DIM, otherwise=0 if hidden % heads else hidden // heads)
 
 
-def _latent_attention(keys: NeededKeys) -> LatentAttention | None:
-    kv_rank = keys.config.count("kv_lora_rank")
+def _latent_attention(config: ConfigJson) -> LatentAttention | None:
+    kv_rank = config.count("kv_lora_rank")
     if kv_rank is None:
         return None
     return LatentAttention(
-        q_rank=keys.config.count("q_lora_rank") or 0,
+        q_rank=config.count("q_lora_rank") or 0,
         kv_rank=kv_rank,
-        qk_nope_dim=keys.need("qk_nope_head_dim"),
-        qk_rope_dim=keys.need("qk_rope_head_dim"),
-        v_dim=keys.need("v_head_dim"),
+        qk_nope_dim=config.need("qk_nope_head_dim"),
+        qk_rope_dim=config.need("qk_rope_head_dim"),
+        v_dim=config.need("v_head_dim"),
     )
 
 

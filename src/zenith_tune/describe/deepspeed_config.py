@@ -7,19 +7,15 @@ The axes are the keys that are worth searching; choices are around DeepSpeed's o
 from __future__ import annotations
 
 import copy
-import errno
 import hashlib
 import json
-import math
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
-from zenith_tune.study.files import Json, open_regular
+from zenith_tune.study.files import Json, read_regular
 from zenith_tune.study.parameters import Value
 
 Keys = tuple[str, ...]
@@ -35,11 +31,8 @@ ACCUMULATION: Keys = ("gradient_accumulation_steps",)
 SECTIONS = ("zero_optimization", "activation_checkpointing", "bf16", "fp16", "data_types")
 """What DeepSpeed reads as objects, and in which lists are axes."""
 _EXAMPLES = {"zero_optimization": '{"stage": 1}', "bf16": '{"enabled": true}', "fp16": '{"enabled": true}'}
-MAX_MIB = 1
-MAX_DEPTH = 64
-"""How deep values may be nested: copies of deeper ones could not be written."""
+MAX_BYTES = 2**20
 SHOWN_CHARS = 100
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +73,6 @@ class DsConfig:
         return value
 
     def flag(self, keys: Keys, default: bool = False) -> bool:
-        """Return whether something is switched on."""
         value = self.get(keys)
         return value if isinstance(value, bool) else default
 
@@ -93,7 +85,6 @@ class DsConfig:
 
     @property
     def text(self) -> str:
-        """The configuration as a file."""
         return json.dumps(self.values, indent=2) + "\n"
 
     @property
@@ -121,10 +112,8 @@ def read_ds_config(path: Path) -> DsConfig:
     """Read a configuration, or say in one line with which line of it something is wrong."""
     source = str(path)
     try:
-        values = json.loads(
-            _content(path), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
-        )
-        _refuse_unwritable(values)
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
+        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UsageError(f"the DeepSpeed configuration {source} does not exist: correct its path") from None
     except OSError as error:
@@ -158,14 +147,6 @@ def _put(values: Json, keys: Keys, value: Any) -> None:
         values[last] = value
 
 
-def _content(path: Path) -> str:
-    with open_regular(Path(os.path.realpath(path))) as file:
-        data = file.read(MAX_MIB * 2**20 + 1)
-    if len(data) > MAX_MIB * 2**20:
-        raise OSError(errno.EFBIG, f"larger than {MAX_MIB} MiB")
-    return data.decode("utf-8-sig")
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> Json:
     """Refuse a key that is there twice, as DeepSpeed does: one of the two would be lost in silence."""
     found: Json = {}
@@ -195,27 +176,27 @@ class ZeroAxis:
     last_stage: int = 3
 
     def matters(self, stage: int) -> bool:
-        """Return whether the key has an effect at a stage."""
         return self.first_stage <= stage <= self.last_stage
 
 
-def _zero(name: str, choices: tuple[Value, ...], first_stage: int, last_stage: int = 3) -> ZeroAxis:
-    return ZeroAxis(keys=("zero_optimization", name), choices=choices, first_stage=first_stage, last_stage=last_stage)
-
-
 _BUCKETS = (500_000_000, 50_000_000, 200_000_000)
-AXES: dict[str, ZeroAxis] = {
-    "reduce_bucket_size": _zero("reduce_bucket_size", _BUCKETS, 1),
-    "allgather_bucket_size": _zero("allgather_bucket_size", _BUCKETS, 1, 2),
-    "overlap_comm": _zero("overlap_comm", (True, False), 2),
-    "reduce_scatter": _zero("reduce_scatter", (True, False), 2),
-    "contiguous_gradients": _zero("contiguous_gradients", (True, False), 2),
-    "allgather_partitions": _zero("allgather_partitions", (True, False), 1, 2),
-    "stage3_prefetch_bucket_size": _zero("stage3_prefetch_bucket_size", (50_000_000, 5_000_000, 500_000_000), 3),
-    "stage3_param_persistence_threshold": _zero("stage3_param_persistence_threshold", (100_000, 10_000, 1_000_000), 3),
-    "stage3_max_live_parameters": _zero("stage3_max_live_parameters", (1_000_000_000, 100_000_000), 3),
-    "offload_optimizer": _zero("offload_optimizer", (OFF, CPU), 1),
-    "offload_param": _zero("offload_param", (OFF, CPU), 3),
+_ZERO_KEYS: tuple[tuple[str, tuple[Value, ...], int, int], ...] = (
+    ("reduce_bucket_size", _BUCKETS, 1, 3),
+    ("allgather_bucket_size", _BUCKETS, 1, 2),
+    ("overlap_comm", (True, False), 2, 3),
+    ("reduce_scatter", (True, False), 2, 3),
+    ("contiguous_gradients", (True, False), 2, 3),
+    ("allgather_partitions", (True, False), 1, 2),
+    ("stage3_prefetch_bucket_size", (50_000_000, 5_000_000, 500_000_000), 3, 3),
+    ("stage3_param_persistence_threshold", (100_000, 10_000, 1_000_000), 3, 3),
+    ("stage3_max_live_parameters", (1_000_000_000, 100_000_000), 3, 3),
+    ("offload_optimizer", (OFF, CPU), 1, 3),
+    ("offload_param", (OFF, CPU), 3, 3),
+)
+"""Names, choices, and the first and the last stage at which each has an effect."""
+AXES = {
+    name: ZeroAxis(keys=("zero_optimization", name), choices=choices, first_stage=first, last_stage=last)
+    for name, choices, first, last in _ZERO_KEYS
 }
 """By the name that a point has for it."""
 CHECKPOINTING = "checkpointing"
@@ -233,27 +214,3 @@ def matters(name: str, stage: int) -> bool:
     """
     axis = AXES.get(name)
     return axis is None or axis.matters(stage)
-
-
-def _finite(text: str) -> float:
-    """Refuse what is too large for a number: Python would make it infinite, which no JSON can say."""
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:SHOWN_CHARS]} is too large for a number")
-    return value
-
-
-def _refuse_unwritable(values: object) -> None:
-    """Refuse what JSON can say and copies could not be written of: very deep values, and halves of characters."""
-    left = [(values, 1)]
-    while left:
-        value, depth = left.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"values are nested more than {MAX_DEPTH} deep")
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise ValueError(f"the text {shown_json(value)} has half of a character, a lone surrogate")
-        if isinstance(value, dict):
-            left += [(name, depth) for name in value]
-            left += [(each, depth + 1) for each in value.values()]
-        elif isinstance(value, list):
-            left += [(each, depth + 1) for each in value]

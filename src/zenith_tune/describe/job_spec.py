@@ -9,7 +9,6 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
-"""Precisions of matrix products."""
 DISPATCHERS = ("alltoall", "flex")
 """How tokens reach experts on other ranks: NCCL's all-to-all, or kernels that send a token to a node once (DeepEP)."""
 

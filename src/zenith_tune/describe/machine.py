@@ -124,7 +124,6 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
 
 
 def _message(output: str) -> str:
-    """Return the beginning of a command's output in one line."""
     return " ".join(output.split())[:200] or "no message"
 
 

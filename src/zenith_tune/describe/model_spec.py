@@ -31,7 +31,6 @@ class TracedLayers:
     """The repeated blocks of a module without a config, as one traced pass showed them."""
 
     num_params: int
-    """Parameters of one block."""
     saved_bytes: float
     """Bytes per token that a block keeps of the forward pass."""
     saved_other_bytes: float
@@ -153,12 +152,10 @@ class ModelSpec:
 
     @property
     def expert_params(self) -> int:
-        """Parameters of one routed expert."""
         return self.mlp_params(self.moe_ffn_hidden) if self.num_experts else 0
 
     @property
     def router_params(self) -> int:
-        """Parameters of one layer's router."""
         return self.num_experts * (self.hidden + (1 if self.router_bias else 0))
 
     @property
@@ -185,12 +182,10 @@ class ModelSpec:
 
     @property
     def dense_layer_params(self) -> int:
-        """Parameters of one dense layer."""
         return self.attention_params + self.dense_mlp_params + 2 * self.norm_params
 
     @property
     def moe_layer_params(self) -> int:
-        """Parameters of one layer with all its experts."""
         experts = self.num_experts * self.expert_params + self.router_params + self.shared_expert_params
         return self.attention_params + experts + 2 * self.norm_params
 

@@ -33,8 +33,6 @@ _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 _LISTED = re.compile(r"^GPU ([0-9]+): |^ +(MIG) ", re.MULTILINE)
 """The lines of `nvidia-smi -L`: a GPU, and indented under it its MIG instances."""
 
-Row = tuple[int, ...]
-
 
 class Path(enum.IntEnum):
     """The path between two GPUs, from the fastest to the slowest."""
@@ -64,12 +62,11 @@ class Topology:
     """The links between the GPUs of a machine."""
 
     paths: tuple[tuple[Path, ...], ...]
-    nvlinks: tuple[Row, ...]
+    nvlinks: tuple[tuple[int, ...], ...]
     """NVLinks between each pair; behind a switch every pair shows all that a GPU has."""
 
     @property
     def num_gpus(self) -> int:
-        """GPUs in the machine."""
         return len(self.paths)
 
     @property

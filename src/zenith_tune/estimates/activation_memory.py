@@ -74,7 +74,8 @@ def activation_memory(workload: Workload, stage: Stage, framework: FrameworkSpec
     checkpoint = f.checkpoint_bytes * workload.hidden * stage.tokens / stage.sequence_split
     tables = _table(workload, stage, f)
     saved = (stage.layers - recomputed) * (stage.in_flight * layer + tables)
-    saved += _checkpoints(stage, recomputed) * stage.in_flight * checkpoint
+    uniform = np.where(layouts.recompute == RECOMPUTE_UNIFORM, np.maximum(layouts.recompute_layers, 1), 1)
+    saved += np.ceil(recomputed / uniform) * stage.in_flight * checkpoint
     split = f.boundary_bytes * workload.hidden * stage.tokens / stage.sequence_split * stage.in_flight
     saved += (
         np.where(layouts.pp > 1, split, 0.0)
@@ -182,12 +183,6 @@ def _recomputed(stage: Stage) -> tuple[FloatArray, FloatArray]:
     return recomputed, at_once * full
 
 
-def _checkpoints(stage: Stage, recomputed: FloatArray) -> FloatArray:
-    layouts = stage.layouts
-    per = np.where(layouts.recompute == RECOMPUTE_UNIFORM, np.maximum(layouts.recompute_layers, 1), 1)
-    return np.ceil(recomputed / per)
-
-
 AHEAD = 0.8
 """Share of gathered bytes that lingers where the host never waits for another stage (Ultra-Scale Playbook)."""
 
@@ -218,16 +213,8 @@ def _table(w: Workload, stage: Stage, f: FrameworkSpec) -> FloatArray:
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadMemory:
-    """Bytes per rank of the output layer and the loss; 0 on stages without them."""
-
-    forward: FloatArray
-    backward: FloatArray
-
-
-def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> HeadMemory:
-    """Return what the output layer and the loss need in the forward and the backward pass."""
+def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> tuple[FloatArray, FloatArray]:
+    """Return the bytes of output layer and loss, forward and backward; 0 on stages without them."""
     head = framework.head
     vocab = np.asarray(stage.padded_vocab)
     hidden = head.hidden * workload.hidden / stage.sequence_split
@@ -236,7 +223,7 @@ def head_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> H
     going_forward = (hidden + head.forward_hidden * workload.hidden + head.forward_vocab * vocab) * stage.tokens
     # Multi-token prediction computes logits and loss once more for each of its layers.
     sets = stage.is_last + stage.mtp_layers
-    return HeadMemory(forward=sets * going_forward, backward=sets * np.maximum(loss, projection))
+    return sets * going_forward, sets * np.maximum(loss, projection)
 
 
 Parts = dict[str, FloatArray]
@@ -255,7 +242,7 @@ def buffers(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
 
 def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, state: StateMemory) -> list[Parts]:
     """Return the changing bytes at each moment of a step."""
-    head = head_memory(w, stage, f)
+    head_forward, head_backward = head_memory(w, stage, f)
     acts = activation_memory(w, stage, f)
     full = stage.layouts.recompute >= RECOMPUTE_UNIFORM
     mask = np.where(stage.layouts.flash_attention, 0.0, f.mask_bytes * w.seq_len * stage.tokens * stage.in_flight)
@@ -266,8 +253,8 @@ def moments(w: Workload, stage: Stage, f: FrameworkSpec, c: MemoryCoefficients, 
         gradients = np.where(stage.layouts.num_micro_batches > 1, state.gradients, 0.0)
     kept_casts = state.head_casts + np.where(full, 0.0, state.layer_casts)
     found = [
-        {"activations": saved, "logits": c.logits * head.forward, "casts": state.layer_casts + state.head_casts},
-        {"activations": saved, "logits": c.logits * head.backward, "casts": kept_casts},
+        {"activations": saved, "logits": c.logits * head_forward, "casts": state.layer_casts + state.head_casts},
+        {"activations": saved, "logits": c.logits * head_backward, "casts": kept_casts},
         {"activations": saved, "working": c.activations * acts.attention_peak, "casts": kept_casts},
         {"activations": saved, "working": c.activations * acts.mlp_peak, "casts": kept_casts},
     ]

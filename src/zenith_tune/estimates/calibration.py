@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist
 from typing import Self
 
@@ -13,21 +13,8 @@ import numpy as np
 from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.units import GIB, MIB
 
-SHARES = frozenset(
-    {
-        "gemm_efficiency",
-        "attention_efficiency",
-        "memory_efficiency",
-        "expert_efficiency",
-        "fast_efficiency",
-        "slow_efficiency",
-        "tensor_exposed",
-        "expert_exposed",
-        "handover_exposed",
-        "data_overlap",
-    }
-)
-"""Coefficients that are at most 1."""
+SHARES = ("_efficiency", "_exposed", "_overlap")
+"""Endings of the coefficients that are at most 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,18 +94,9 @@ class TimeCoefficients:
 
     def with_vector(self, names: tuple[str, ...], vector: FloatArray) -> Self:
         """Return a copy with the named coefficients set from their logarithms: numbers, or columns of many."""
-        most = np.array([1.0 if name in SHARES else np.inf for name in names])
+        most = np.array([1.0 if name.endswith(SHARES) else np.inf for name in names])
         values = np.minimum(np.exp(vector).T, most).T
         return replace(self, **dict(zip(names, values if values.ndim > 1 else values.tolist(), strict=True)))
-
-    def to_dict(self) -> dict[str, float]:
-        """Return the coefficients by name."""
-        return asdict(self)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Return the names of all coefficients."""
-        return tuple(field.name for field in fields(cls))
 
 
 NUM_QUANTILES = 20
@@ -232,8 +210,10 @@ class TimeCalibration:
         self, *, gpu: str, precision: str, framework: str, release: float | None = None
     ) -> TimeCoefficients:
         """Return the coefficients of one kind of run."""
-        names = (f"gpu:{self._known_gpu(gpu)}", f"precision:{precision_class(precision)}", f"framework:{framework}")
-        values = self.coefficients.to_dict()
+        while f"gpu:{gpu}" not in self.factors and gpu in SIMILAR_GPU:
+            gpu = SIMILAR_GPU[gpu]
+        names = (f"gpu:{gpu}", f"precision:{precision_class(precision)}", f"framework:{framework}")
+        values = asdict(self.coefficients)
         for name in names:
             for coefficient, factor in self.factors.get(name, {}).items():
                 values[coefficient] *= factor
@@ -241,11 +221,6 @@ class TimeCalibration:
         for coefficient, slope in self.trends.items():
             values[coefficient] *= math.exp(slope * years)
         return replace(self.coefficients, **values)
-
-    def _known_gpu(self, gpu: str) -> str:
-        while f"gpu:{gpu}" not in self.factors and gpu in SIMILAR_GPU:
-            gpu = SIMILAR_GPU[gpu]
-        return gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,6 @@ class MemoryEstimate:
     """Memory of each layout; the parts add up to the device memory."""
 
     stage: FloatArray
-    """The estimated pipeline rank."""
     allocated_bytes: FloatArray
     """Peak of the allocated bytes, as torch.cuda.max_memory_allocated returns it."""
     device_bytes: FloatArray

@@ -131,7 +131,9 @@ def memory_quantiles(
     >>> memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist()
     [90.0, 100.0, 111.0]
     """
-    errors = np.exp(_widened(c, np.full(len(estimated), c.log_spread) if spread is None else spread))
+    spreads = np.full(len(estimated), c.log_spread) if spread is None else spread
+    wider, middle = np.maximum(spreads, LEAST_SPREAD) / _spread(c), float(np.median(c.log_errors))
+    errors = np.exp(middle + (np.asarray(c.log_errors) - middle) * wider[:, None])
     samples, weights = estimated[:, None] * errors, np.full(len(c.log_errors), 1.0)
     if variant is not None and c.variant_share:
         samples = np.concatenate([samples, variant[:, None] * errors], axis=1)
@@ -142,13 +144,6 @@ def memory_quantiles(
     below = (heights.cumsum(axis=1) - heights / 2.0) / weights.sum()
     pairs = list(zip(below, ordered, strict=True))
     return np.array([[np.interp(level, row, values) for row, values in pairs] for level in levels])
-
-
-def _widened(c: MemoryCoefficients, spread: FloatArray) -> FloatArray:
-    """Return the errors of the coefficients scaled to each `spread`, a row for each."""
-    errors = np.asarray(c.log_errors)
-    middle = float(np.median(errors))
-    return middle + (errors - middle) * (np.maximum(spread, LEAST_SPREAD) / _spread(c))[:, None]
 
 
 def _spread(c: MemoryCoefficients) -> float:

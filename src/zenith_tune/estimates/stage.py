@@ -47,7 +47,6 @@ class Stage:
 
     @property
     def layers(self) -> FloatArray:
-        """Layers of the stage, dense and with experts."""
         return self.dense_layers + self.moe_layers
 
     @classmethod

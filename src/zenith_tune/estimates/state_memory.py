@@ -33,7 +33,6 @@ class StageParams:
 
     @property
     def dense(self) -> FloatArray:
-        """All but the experts."""
         return self.matrices + self.embedding + self.head
 
 

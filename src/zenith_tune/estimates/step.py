@@ -18,7 +18,7 @@ def estimate(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layouts: LayoutBatch, calibration: Calibration
 ) -> Estimate:
     """Estimate memory and step time of every layout of one job on one cluster."""
-    workload, machine, coefficients = _known(model, cluster, job, calibration)
+    workload, machine, coefficients = known_numbers(model, cluster, job, calibration)
     capacity = float(cluster.gpu.memory_bytes)
     memory, risk = layout_risk(workload, layouts, job.framework, calibration.memory, capacity)
     time = estimate_time(workload, machine, layouts, job.framework, coefficients)
@@ -47,13 +47,14 @@ def time_with_room(
     **changed: float,
 ) -> TimeEstimate:
     """Estimate time alone, as with memory to spare, with `changed` coefficients."""
-    workload, machine, coefficients = _known(model, cluster, job, calibration)
+    workload, machine, coefficients = known_numbers(model, cluster, job, calibration)
     return estimate_time(workload, machine, layouts, job.framework, replace(coefficients, **changed))
 
 
-def _known(
+def known_numbers(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, calibration: Calibration
 ) -> tuple[Workload, Machine, TimeCoefficients]:
+    """Return a job's sizes, its machine's rates and the coefficients of its time, as the formulas take them."""
     coefficients = calibration.time.coefficients_for(
         gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
     )

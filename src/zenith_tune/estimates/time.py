@@ -20,12 +20,7 @@ from zenith_tune.estimates.communication import (
 from zenith_tune.estimates.compute import LayerTime, flops_per_weight, head_time, layer_time
 from zenith_tune.estimates.stage import Stage, network_waits, stage_loads
 from zenith_tune.estimates.workload import FloatArray, Machine, Number, Workload
-from zenith_tune.layouts.layout_batch import (
-    RECOMPUTE_BLOCK,
-    RECOMPUTE_SELECTIVE,
-    RECOMPUTE_UNIFORM,
-    LayoutBatch,
-)
+from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, LayoutBatch
 
 FORWARD = 1 / 3
 """Share of the forward pass in a layer's time."""

@@ -18,9 +18,9 @@ from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import num_nvlinks
 from zenith_tune.describe.job_spec import JobSpec, is_narrow
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.layouts.layout_batch import FloatArray as FloatArray
+from zenith_tune.layouts.layout_batch import Number as Number
 from zenith_tune.units import count
-
-Number = float | npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,6 @@ class Machine:
 
 BOARD = 4
 """Most GPUs that NVLink joins without switches."""
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.units import whole
@@ -77,6 +78,9 @@ class Layout:
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
 COUNTS = (*SIZES, "zero", "mbs")
 SWITCHES = ("sp", "flash")
+RECOMPUTE = ("recompute", "recompute_layers")
+FIELDS = {"mbs": "micro_batch", "sp": "sequence_parallel", "flash": "flash_attention"}
+"""The fields of Layout whose short names differ."""
 EXAMPLE = "'TP8 PP4 mbs1 SP full/uniform1' or tp=8,pp=4,mbs=1,sp=on,recompute=full/uniform1"
 
 _ALIASES = {"z": "zero", "vpp": "vp", "sequence_parallel": "sp", "micro_batch": "mbs", "flash_attention": "flash"}
@@ -102,6 +106,27 @@ def layout_name(layout: Layout) -> str:
     return " ".join(words)
 
 
+def layout_of(values: Mapping[str, int | str], *, num_gpus: int, global_batch: int) -> Layout:
+    """Return the layout of values by their short names; what is left out is 1 or off.
+
+    >>> layout_of({"tp": 2, "sp": 1}, num_gpus=8, global_batch=16).sequence_parallel
+    True
+    """
+    known: dict[str, Any] = {
+        FIELDS.get(name, name): bool(value) if name in SWITCHES else value for name, value in values.items()
+    }
+    return Layout(num_gpus=num_gpus, global_batch=global_batch, **known)
+
+
+def short_values(layout: Layout) -> Values:
+    """Return the values of a layout by their short names.
+
+    >>> short_values(Layout(num_gpus=8, tp=2))["dp"]
+    4
+    """
+    return {name: getattr(layout, FIELDS.get(name, name)) for name in (*COUNTS, *SWITCHES, *RECOMPUTE)}
+
+
 def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
     """Read a layout; of its rules only that the sizes multiply to the GPUs is checked.
 
@@ -110,18 +135,7 @@ def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
     """
     values = parse_values(text, what="layout")
     ranks = values.pop("dp", None)
-    sizes = {name: int(values[name]) for name in SIZES if name in values}
-    layout = Layout(
-        num_gpus=num_gpus,
-        global_batch=global_batch,
-        micro_batch=int(values.get("mbs", 1)),
-        zero=int(values.get("zero", 0)),
-        recompute=str(values.get("recompute", "none")),
-        recompute_layers=int(values.get("recompute_layers", 0)),
-        sequence_parallel=bool(values.get("sp", 0)),
-        flash_attention=bool(values.get("flash", 1)),
-        **sizes,
-    )
+    layout = layout_of(values, num_gpus=num_gpus, global_batch=global_batch)
     model_ranks = layout.tp * layout.pp * layout.cp
     if ranks is not None and model_ranks * int(ranks) != num_gpus:
         product = f"{layout.tp} * {layout.pp} * {layout.cp} * {ranks} = {model_ranks * int(ranks)}"

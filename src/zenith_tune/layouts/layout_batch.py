@@ -16,6 +16,8 @@ from zenith_tune.units import count
 
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+Number = float | FloatArray
 
 RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, RECOMPUTE_BLOCK = range(4)
 
@@ -113,7 +115,16 @@ class LayoutBatch:
 
 
 OTHER_NAMES = {"mbs": "micro_batch", "gbs": "global_batch"}
-SAME_NAME = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "recompute_layers")
+
+
+def row_of(layout: Layout) -> dict[str, int | bool]:
+    """Return the columns of one layout; its ranks must be divisible by tp*pp*cp.
+
+    >>> row_of(Layout(num_gpus=8, tp=2))["dp"]
+    4
+    """
+    row = {field.name: getattr(layout, OTHER_NAMES.get(field.name, field.name)) for field in fields(LayoutBatch)}
+    return row | {"recompute": RECOMPUTE_NAMES.index(layout.recompute)}
 
 
 def layout_at(batch: LayoutBatch, index: int) -> Layout:
@@ -122,16 +133,10 @@ def layout_at(batch: LayoutBatch, index: int) -> Layout:
     >>> layout_at(LayoutBatch.of(tp=[1, 2], dp=[8, 4], gbs=16), 1).num_gpus
     8
     """
-    sizes = {name: int(getattr(batch, name)[index]) for name in SAME_NAME if name != "dp"}
-    return Layout(
-        num_gpus=int(batch.num_gpus[index]),
-        micro_batch=int(batch.mbs[index]),
-        global_batch=int(batch.gbs[index]),
-        recompute=RECOMPUTE_NAMES[batch.recompute[index]],
-        sequence_parallel=bool(batch.sequence_parallel[index]),
-        flash_attention=bool(batch.flash_attention[index]),
-        **sizes,
-    )
+    names = {field.name: OTHER_NAMES.get(field.name, field.name) for field in fields(batch) if field.name != "dp"}
+    values = {name: getattr(batch, column)[index].item() for column, name in names.items()}
+    values["recompute"] = RECOMPUTE_NAMES[values["recompute"]]
+    return Layout(num_gpus=int(batch.num_gpus[index]), **values)
 
 
 def rows_like(batch: LayoutBatch, layout: Layout) -> BoolArray:
@@ -140,28 +145,18 @@ def rows_like(batch: LayoutBatch, layout: Layout) -> BoolArray:
     >>> rows_like(LayoutBatch.of(tp=[1, 2], dp=[8, 4]), Layout(num_gpus=8, tp=2)).tolist()
     [False, True]
     """
-    names = {field.name: OTHER_NAMES.get(field.name, field.name) for field in fields(batch)}
-    rows: BoolArray = (batch.num_gpus == layout.num_gpus) & batch.recompute_is((layout.recompute,))
-    for name, attribute in names.items():
-        if name != "recompute":
-            rows = rows & (getattr(batch, name) == getattr(layout, attribute))
+    rows: BoolArray = batch.num_gpus == layout.num_gpus
+    for name, value in row_of(layout).items():
+        rows = rows & (getattr(batch, name) == value)
     return rows
 
 
 def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
-    """Return layouts as a batch; the ranks of each must be divisible by tp*pp*cp."""
-    columns = {name: [getattr(layout, name) for layout in layouts] for name in SAME_NAME}
-    return LayoutBatch.of(
-        mbs=[layout.micro_batch for layout in layouts],
-        gbs=[layout.global_batch for layout in layouts],
-        recompute=[RECOMPUTE_NAMES.index(layout.recompute) for layout in layouts],
-        sequence_parallel=[layout.sequence_parallel for layout in layouts],
-        flash_attention=[layout.flash_attention for layout in layouts],
-        **columns,
-    )
+    """Return layouts as a batch."""
+    rows = [row_of(layout) for layout in layouts]
+    return LayoutBatch.of(**{field.name: [row[field.name] for row in rows] for field in fields(LayoutBatch)})
 
 
-Places = npt.NDArray[np.int32]
 PIECE = 4096
 """Rows that are multiplied by an axis at a time, so that a large space is never in memory at once."""
 
@@ -176,7 +171,7 @@ class PointTable:
     """
 
     values: Mapping[str, Sequence[Value]]
-    places: Mapping[str, Places]
+    places: Mapping[str, IntArray]
     num_rows: int
 
     @classmethod

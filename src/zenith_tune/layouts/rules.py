@@ -116,14 +116,11 @@ def indivisible(name: str, value: int, factors: str, *sizes: int) -> str | None:
     return f"{name} must be divisible by {factors}, but {value} % {shown} != 0"
 
 
-Sizes = Callable[[Any], tuple[Any, ...]]
-
-
 def _multiple(
     rule: str,
     value: str,
     factors: str,
-    sizes: Sizes,
+    sizes: Callable[[Any], tuple[Any, ...]],
     *,
     of: Callable[[Any], Any] | None = None,
     when: Callable[[Any], Any] = lambda at: True,

@@ -113,14 +113,12 @@ class FrameworkLimits:
 
 
 _WHOLE_LAYERS = ("none", "full/uniform")
-_MEGATRON_LIKE = FrameworkLimits()
 _FSDP = FrameworkLimits(sizes=("tp", "cp"), zero_stages=(0, 2, 3), recompute=_WHOLE_LAYERS)
 _TITAN = FrameworkLimits(
     sizes=("tp", "pp", "vp", "cp", "ep"), zero_stages=(0, 1, 2, 3), recompute=("none", "selective", "full/uniform")
 )
-_CORE = ("megatron", "megatron-local", "megatron-ci")
 LIMITS = {
-    **dict.fromkeys(_CORE, FrameworkLimits(layout_strings=True)),
+    **dict.fromkeys(("megatron", "megatron-local", "megatron-ci"), FrameworkLimits(layout_strings=True)),
     "deepspeed": FrameworkLimits(sizes=(), zero_stages=(0, 1, 2, 3), recompute=_WHOLE_LAYERS),
     "hf-accelerate": FrameworkLimits(sizes=(), zero_stages=(0,), recompute=_WHOLE_LAYERS),
     "fsdp": _FSDP,
@@ -137,4 +135,4 @@ def limits_of(framework: str) -> FrameworkLimits:
     >>> limits_of("deepspeed").sizes, limits_of("nanotron").zero_stages
     ((), (0, 1))
     """
-    return LIMITS.get(framework, _MEGATRON_LIKE)
+    return LIMITS.get(framework, FrameworkLimits())

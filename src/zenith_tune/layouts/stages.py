@@ -7,13 +7,9 @@ of one layer and H the cost of the output layer, in the same unit.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.layout_batch import BoolArray, FloatArray, LayoutBatch, Number
 from zenith_tune.layouts.pipeline import ACCOUNTED
-
-FloatArray = npt.NDArray[np.float64]
-Number = float | FloatArray
 
 ROUNDING = 1e-9
 """Tolerance that keeps whole numbers of layers whole."""
@@ -38,10 +34,10 @@ def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArra
     return np.where(uneven, _uneven_stage_layers(num_layers, pp, chunks, stage), shared)
 
 
-def _divides(chunks: FloatArray, num_layers: Number) -> npt.NDArray[np.bool_]:
+def _divides(chunks: FloatArray, num_layers: Number) -> BoolArray:
     """Return where chunks are equal; several times as fast as the remainder of floats, and exact for counts."""
     size = num_layers / chunks
-    result: npt.NDArray[np.bool_] = size == np.floor(size)
+    result: BoolArray = size == np.floor(size)
     return result
 
 

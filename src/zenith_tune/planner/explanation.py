@@ -6,15 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimates.calibration import Calibration
-from zenith_tune.estimates.memory import estimate_memory
-from zenith_tune.estimates.workload import Workload
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout, changes
 
 
@@ -107,12 +99,3 @@ def _one_of_each(planned: PlannedLayout, steps: list[Step]) -> list[Step]:
 def _kind(old: Layout, new: Layout) -> str:
     changed = next((name for name in KINDS if getattr(old, name) != getattr(new, name)), "other")
     return "recompute" if changed == "recompute_layers" else changed
-
-
-def stage_memory(model: ModelSpec, job: JobSpec, layout: Layout, calibration: Calibration) -> tuple[StageMemory, ...]:
-    """Return the peak memory of each stage."""
-    ranks = np.arange(layout.pp, dtype=np.float64)
-    layouts = batch_of([layout] * layout.pp)
-    found = estimate_memory(Workload.of(model, job), layouts, job.framework, calibration.memory, ranks)
-    parts = [{name: float(part[rank]) for name, part in found.parts.items()} for rank in range(layout.pp)]
-    return tuple(StageMemory(stage=rank, parts=part) for rank, part in enumerate(parts))

@@ -6,13 +6,12 @@ No arrays are used here, so that a mistake is reported before the heavy modules 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.axes import Axes
-from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout import Layout, divisors, layout_of
 from zenith_tune.layouts.rules import BATCH, RULES, JobFacts, indivisible
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
@@ -35,7 +34,6 @@ class DeadEnd:
     space: SearchSpace
 
     def refuse(self) -> None:
-        """Raise where the sizes and the batch leave nothing."""
         for name, value, most in (("batch", self.global_batch, MAX_BATCH), ("sequence", self.job.seq_len, MAX_SEQ)):
             if not 1 <= value <= most:
                 raise UsageError(f"the {name} must be 1 to {most:,}, but got {value}", hint="give another")
@@ -83,20 +81,12 @@ class DeadEnd:
         return rule not in DEPENDS
 
     def _mildest(self) -> Layout:
-        kind = str(self.space.pinned.get("recompute", "none"))
-        layers = self._size("recompute_layers", 1 if kind.startswith("full") else 0)
-        if "recompute" not in self.space.pinned and layers:
-            kind = "full/uniform"
-        sizes: dict[str, Any] = {name: self._size(name) for name in ("tp", "pp", "cp", "vp", "ep", "etp")}
-        return Layout(
-            num_gpus=self.num_gpus,
-            global_batch=self.global_batch,
-            zero=self._size("zero", 0),
-            recompute=kind,
-            recompute_layers=layers,
-            sequence_parallel=bool(self._size("sp", 0)),
-            **sizes,
-        )
+        ignored = ("dp", "mbs", "flash")
+        values = {name: value for name, value in self.space.pinned.items() if name not in ignored}
+        layers = values.setdefault("recompute_layers", int(str(values.get("recompute")).startswith("full")))
+        if layers:
+            values.setdefault("recompute", "full/uniform")
+        return layout_of(values, num_gpus=self.num_gpus, global_batch=self.global_batch)
 
     def _size(self, name: str, otherwise: int = 1) -> int:
         return int(self.space.pinned.get(name, otherwise))

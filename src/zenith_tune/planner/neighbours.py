@@ -9,7 +9,7 @@ from typing import Any
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout import Layout, divisors, short_values
 from zenith_tune.layouts.pipeline import is_even, layers_per_chunk
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
@@ -37,12 +37,9 @@ def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpac
 
 def is_inside(space: SearchSpace, model: ModelSpec, layout: Layout) -> bool:
     """Tell whether a layout is within the bounds, the given values and the splits of a space."""
-    values: dict[str, int | str] = {name: getattr(layout, name) for name in (*SIZES, "vp", "dp", "zero")}
-    values |= {"mbs": layout.micro_batch, "recompute": layout.recompute, "recompute_layers": layout.recompute_layers}
-    values |= {"sp": int(layout.sequence_parallel), "flash": int(layout.flash_attention)}
     is_cut = space.uneven_splits or is_even(model.num_layers, pp=layout.pp, vp=layout.vp)
     is_kept = layout.recompute in space.recompute
-    return is_cut and is_kept and all(space.allows(name, value) for name, value in values.items())
+    return is_cut and is_kept and all(space.allows(name, value) for name, value in short_values(layout).items())
 
 
 def _sizes(layout: Layout) -> Iterator[Layout]:

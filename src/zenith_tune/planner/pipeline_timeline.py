@@ -13,14 +13,13 @@ import numpy as np
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.step import known_numbers
 from zenith_tune.estimates.time import FORWARD, stage_time
-from zenith_tune.estimates.workload import Machine, Workload
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout
 
 MAX_BARS = 1000
-"""Number of bars that a drawing can show."""
 ONCE = ("dp", "optimizer")
 """Parts of a step that come after the last micro-batch."""
 
@@ -159,10 +158,7 @@ def _micro_batch_times(subject: PlanSubject, calibration: Calibration, layout: L
 
 
 def _step_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
-    job, cluster = subject.job, subject.cluster
-    coefficients = calibration.time.coefficients_for(
-        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
-    )
     layouts, ranks = batch_of([layout] * layout.pp), np.arange(layout.pp, dtype=np.float64)
-    workload, machine = Workload.of(subject.model, job), Machine.of(cluster, job.precision)
-    return [float(s) for s in stage_time(workload, machine, layouts, job.framework, coefficients, ranks).step_s]
+    workload, machine, coefficients = known_numbers(subject.model, subject.cluster, subject.job, calibration)
+    estimate = stage_time(workload, machine, layouts, subject.job.framework, coefficients, ranks)
+    return [float(seconds) for seconds in estimate.step_s]

@@ -68,7 +68,6 @@ class PlannedLayout:
 
     @property
     def name(self) -> str:
-        """The short name of the layout."""
         return layout_name(self.layout)
 
     @property
@@ -92,7 +91,6 @@ class PlannedLayout:
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second of one GPU."""
         return self.tokens_per_s / self.layout.num_gpus
 
     @property
@@ -217,7 +215,6 @@ class Plan:
 
     @property
     def num_fitting(self) -> int:
-        """Number of layouts that fit."""
         return self.num_considered - self.num_not_fitting
 
 

@@ -31,7 +31,7 @@ from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_with_first, tied_within
-from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps, stage_memory
+from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps
 from zenith_tune.planner.infeasible import DeadEnd
 from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
@@ -212,8 +212,13 @@ class Planner:
         )
 
     def stages(self, layout: Layout) -> tuple[StageMemory, ...]:
-        """Return the memory of each pipeline stage."""
-        return stage_memory(self.model, self.job, layout, self.calibration)
+        ranks, layouts = np.arange(layout.pp, dtype=np.float64), batch_of([layout] * layout.pp)
+        workload = Workload.of(self.model, self.job)
+        parts = estimate_memory(workload, layouts, self.job.framework, self.calibration.memory, ranks).parts
+        return tuple(
+            StageMemory(stage=rank, parts={name: float(part[rank]) for name, part in parts.items()})
+            for rank in range(layout.pp)
+        )
 
     def evaluate(self, layouts: list[Layout]) -> list[PlannedLayout]:
         """Return the estimates of layouts, in their order."""

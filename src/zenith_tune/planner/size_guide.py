@@ -192,7 +192,6 @@ class GuideComparison:
 
     guide: SizeGuide
     planned: PlannedLayout
-    """The guide's layout."""
     broken: tuple[str, ...]
     """Rules that the guide's layout breaks."""
     verdict: str
@@ -213,7 +212,6 @@ class GuideComparison:
 
     @property
     def change(self) -> str:
-        """Changes from the guide's layout to the planner's."""
         return changes(self.planned.layout, self.best.layout) if self.best else ""
 
     @property

@@ -48,11 +48,9 @@ class WayOut:
     """
     fits: bool
     host_bytes: float = 0.0
-    """Host memory over all hosts."""
 
     @property
     def line(self) -> str:
-        """The way in one line of text."""
         planned = self.planned
         memory = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
         again = ", recomputed" if planned.layout.recompute != "none" else ""

@@ -30,7 +30,6 @@ class Change:
     is_relative: bool
 
     def apply(self, old: float) -> float:
-        """Return the changed value."""
         new = old + self.value if self.is_relative else self.value
         if new <= 0 or (self.key != "mem" and new != int(new)):
             raise UsageError(

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.registry import Registry
 from zenith_tune.study.budget import Training
-from zenith_tune.study.parameters import Direction, Parameter, Params, Value
+from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Findings, Outcome, Trial
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def relative_error(trial: Trial) -> float:
     return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
 
 
-class PlainFunction:
+class PlainFunction(EvalFunction):
     """The evaluation of points by a plain function, which returns a value, or None for a point that failed."""
 
     def __init__(self, function: Callable[[Mapping[str, Value]], float | None]) -> None:
@@ -84,20 +85,14 @@ class PlainFunction:
         return self.run(params).value
 
     def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
-        """Return a trial with nothing but its value."""
         value = self._function(dict(params))
         outcome = Outcome.ERROR if value is None else Outcome.OK
         return Trial(params=dict(params), outcome=outcome, value=None if value is None else float(value), why=why)
 
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
-        """Return a finished trial."""
         future: Future[Trial] = Future()
         future.set_result(self.run(params, why))
         return future
-
-    def has_room(self) -> bool:
-        """Return True: a point starts at once."""
-        return True
 
 
 def _taking_functions(optimize: Callable[..., None]) -> Callable[..., None]:
@@ -174,6 +169,24 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
 )
 
 
+def listed_choices(
+    search_space: Mapping[str, Parameter], sizes: Mapping[str, int], *, strategy: str, hint: str
+) -> dict[str, tuple[Value, ...]]:
+    """Return each parameter's choices; raises UsageError unless all have some, and `sizes` whole ones from a least."""
+    choices = {name: each.choices for name, each in search_space.items() if isinstance(each, CategoricalParameter)}
+    for name in [*sizes, *search_space]:
+        if name not in search_space:
+            raise UsageError(f"{strategy} needs {name!r} in the search space, but it is not there", hint=hint)
+        if name not in choices:
+            kind = type(search_space[name]).__name__
+            raise UsageError(f"{strategy} needs {name!r} to be a CategoricalParameter, but it is a {kind}", hint=hint)
+    for name, least in sizes.items():
+        if any(type(value) is not int or value < least for value in choices[name]):
+            problem = f"{strategy} needs {name!r} to hold whole numbers from {least}"
+            raise UsageError(f"{problem}, but its choices are {list(choices[name])}", hint=hint)
+    return choices
+
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -204,7 +217,6 @@ class TrialsUnderWay(Generic[T]):
         self._running[self._eval_fn.submit(params, why)] = tag
 
     def wait(self) -> None:
-        """Block until one of them has ended."""
         await_first(self._running)
 
 

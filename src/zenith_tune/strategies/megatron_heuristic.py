@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 
 from zenith_tune.errors import UsageError
-from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TuningStrategy, side_by_side, single
-from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
+from zenith_tune.strategies.base import (
+    EvalFunction,
+    StrategyRegistry,
+    TuningStrategy,
+    listed_choices,
+    side_by_side,
+    single,
+)
+from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Trial
 
-SEARCHED = ("tp", "ep", "mbs")
-"""Parallel sizes and the micro-batch, with the choices of the search space."""
 FIXED: Mapping[str, Value] = {
     "pp": 1,
     "cp": 1,
@@ -110,24 +115,10 @@ def _from(start: int, choices: tuple[Value, ...]) -> list[int]:
 
 def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ...]]:
     """Return each parameter's choices, or raise with the parameter that lacks what the strategy needs."""
-    choices = {}
-    for name, parameter in search_space.items():
-        if not isinstance(parameter, CategoricalParameter):
-            raise _lack(f"{name!r} to be a CategoricalParameter", f"it is a {type(parameter).__name__}")
-        choices[name] = parameter.choices
+    who, hint = "megatron-heuristic", "change the search space, or use --strategy optuna or grid"
+    choices = listed_choices(search_space, {"tp": 1, "ep": 1, "mbs": 1}, strategy=who, hint=hint)
     for name, value in NEEDED:
-        if name not in search_space:
-            raise _lack(f"{name!r} to hold {value!r}", "it is not in the search space")
-        if not search_space[name].contains(value):
-            raise _lack(f"{name!r} to hold {value!r}", f"its choices are {list(choices[name])}")
-    for name in SEARCHED:
-        if name not in search_space:
-            raise _lack(f"{name!r} to hold the sizes to try", "it is not in the search space")
-        if not all(type(choice) is int and choice >= 1 for choice in choices[name]):
-            raise _lack(f"{name!r} to hold whole numbers from 1", f"its choices are {list(choices[name])}")
+        if name not in choices or not search_space[name].contains(value):
+            listed = f"its choices are {list(choices[name])}" if name in choices else "it is not in the search space"
+            raise UsageError(f"{who} needs {name!r} to hold {value!r}, but {listed}", hint=hint)
     return choices
-
-
-def _lack(problem: str, values: str) -> UsageError:
-    hint = "change the search space, or use --strategy optuna or grid"
-    return UsageError(f"megatron-heuristic needs {problem}, but {values}", hint=hint)

@@ -29,7 +29,6 @@ class TriedLayout:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether both modules have the same tp and dp."""
         return self.prediction.candidate.is_homogeneous
 
 

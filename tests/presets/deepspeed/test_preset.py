@@ -199,8 +199,8 @@ def test_the_section_for_deepspeeds_own_tuner_is_heeded_and_taken_out(tmp_path: 
     assert "autotuning" not in config_of(preset)
     strategy = preset.get_recommended_strategy()
     assert isinstance(strategy, ZeroProgressiveStrategy)
-    rules = strategy.rules.inside
-    assert (rules.kind, rules.patience, rules.max_trials) == ("model", 3, 9)
+    rules = strategy.rules
+    assert (rules.inside, rules.patience, rules.inside_trials) == ("model", 3, 9)
     assert mentions(preset.evaluator().describe(), "deepspeed", "latency", "gbs 64", "ds.json")
     assert any("autotuning" in note for note in preset.notes(""))
 

@@ -41,8 +41,8 @@ def test_a_recipe_is_planned_after_its_first_run_and_its_best_command_is_overrid
     script.write_text(f"CONFIG = {json.dumps(json.dumps(slow))}\n{SCRIPT}")
     command = (sys.executable, str(script), "--recipe", "llama3_8b_pretrain_config", "-tp", "8")
     # A training so long that every trial pays: the steps are printed far sooner than they say that they take.
-    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "2")
-    options = (*options, "--train-hours", "10000")
+    limits = ("--no-confirm", "--n-trials", "2", "--train-hours", "10000")
+    options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", *limits)
     arguments = ("--args", "n_gpus=8,cluster=h100x8,levers=none")
     done = zenithtune("optimize", *options, *arguments, "--", *command)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -6,6 +6,7 @@ import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.zero_progressive.inside import Proposals
+from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.study.parameters import Direction, Params, Value
 
 AXES: dict[str, tuple[Value, ...]] = {"a": (1, 2, 3), "b": (True, False), "c": (10, 20, 30)}
@@ -58,4 +59,4 @@ def test_the_model_finds_the_best_of_keys_that_add_up_sooner_than_the_grid(direc
 
 def test_an_unknown_way_of_searching_is_refused_with_those_there_are() -> None:
     with pytest.raises(UsageError, match="grid"):
-        Proposals("gird", AXES, BASE)
+        ZeroProgressiveStrategy(inside="gird")

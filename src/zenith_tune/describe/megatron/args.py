@@ -48,15 +48,12 @@ class MegatronArgs:
         return cls(ParsedCommand.from_argv(["python", "pretrain_gpt.py", *arguments]))
 
     def has(self, option: str) -> bool:
-        """Return whether the option is there."""
         return self.line.has(option)
 
     def first(self, *options: str) -> str | None:
-        """Return the first of several options that is there."""
         return next((option for option in options if self.has(option)), None)
 
     def text(self, option: str) -> str | None:
-        """Return an option's value as it is written."""
         value = self.line.get(option)
         return None if value is None or _PLACEHOLDER.fullmatch(value) else value
 

@@ -27,7 +27,7 @@ def expert_layers(text: str | None, num_layers: int) -> list[bool]:
     >>> expert_layers("([0]*1+[1]*3)", 4), expert_layers("2", 4)
     ([False, True, True, True], [True, False, True, False])
     """
-    period = _period(text)
+    period = 1 if text is None else whole(text.strip())
     if period:
         return [layer % period == 0 for layer in range(num_layers)]
     pattern = _listed(text or "")
@@ -38,12 +38,6 @@ def expert_layers(text: str | None, num_layers: int) -> list[bool]:
         problem = f"{LAYER_PATTERN} must say of each of the {num_layers} layers whether it has experts"
         raise UsageError(f"{problem}, but is of {len(pattern)}: correct it in the command")
     return [bool(item) for item in pattern]
-
-
-def _period(text: str | None) -> int | None:
-    if text is None:
-        return 1
-    return whole(text.strip()) or None
 
 
 def _listed(text: str) -> list[int] | None:

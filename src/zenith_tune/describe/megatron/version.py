@@ -34,7 +34,6 @@ class MegatronVersion:
 
     @property
     def name(self) -> str:
-        """The version as Megatron writes it."""
         return f"{self.major}.{self.minor}.{self.patch}{self.pre_release}"
 
     @property

@@ -20,7 +20,7 @@ class MimoDevice:
 
     flops_per_s: float
     fast_link: LinkSpec
-    """Between the ranks of one fast domain."""
+    """Link between the ranks of one fast domain."""
     link: LinkSpec
     """Link between ranks of different fast domains."""
     fast_domain: int = 1
@@ -31,7 +31,7 @@ class MimoDevice:
     state_bytes: float = 16.0
     """Weight, gradient and optimizer state of one parameter."""
     sharded_bytes: float = 0.0
-    """The part of them that the data-parallel ranks share."""
+    """Part of `state_bytes` that the data-parallel ranks share."""
     rates: Mapping[str, ModuleRates] = field(default_factory=dict)
     """Measured rates by module; where there is none, `flops_per_s` holds."""
     update_s: float = 0.0

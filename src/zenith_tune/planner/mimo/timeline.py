@@ -55,9 +55,9 @@ class StagePasses:
     device: MimoDevice
     rates: ModuleRates
     tensor_link: LinkSpec
-    """Between the ranks of a tensor-parallel group."""
+    """Link between the ranks of a tensor-parallel group."""
     expert_link: LinkSpec
-    """Between the ranks of an expert-parallel group."""
+    """Link between the ranks of an expert-parallel group."""
     expert_parallel: int = 1
 
     def forward(self, num_units: float) -> PassTime:
@@ -134,20 +134,15 @@ def passes_of(job: MimoJob, candidate: MimoCandidate, name: str, stage: int) -> 
     )
 
 
-def units_of(job: MimoJob, candidate: MimoCandidate, name: str, lane: int, num_microbatches: int) -> list[int]:
-    """Return what a lane reads of each micro-batch: neighbouring samples, whatever the lanes."""
+def all_units(job: MimoJob, candidate: MimoCandidate, name: str, num_microbatches: int) -> list[list[int]]:
+    """Return what every lane of a module reads of each micro-batch: neighbouring samples; lanes all alike are one."""
+    num_lanes = 1 if job.has_even_items else candidate.module(name).dp
     if name == LANGUAGE:
-        return [candidate.micro_batch] * num_microbatches
+        return [[candidate.micro_batch] * num_microbatches] * num_lanes
     size = candidate.micro_batch * candidate.language.dp
     share = size // candidate.encoder.dp
-    begins = [index * size + lane * share for index in range(num_microbatches)]
-    return [job.num_items(begin, begin + share) for begin in begins]
-
-
-def all_units(job: MimoJob, candidate: MimoCandidate, name: str, num_microbatches: int) -> list[list[int]]:
-    """Return what every lane of a module reads; lanes that are all alike are one."""
-    num_lanes = 1 if job.has_even_items else candidate.module(name).dp
-    return [units_of(job, candidate, name, lane, num_microbatches) for lane in range(num_lanes)]
+    begins = [[index * size + lane * share for index in range(num_microbatches)] for lane in range(num_lanes)]
+    return [[job.num_items(begin, begin + share) for begin in lane] for lane in begins]
 
 
 def _rows_s(job: MimoJob, candidate: MimoCandidate) -> float:
@@ -228,7 +223,6 @@ class TimedStage:
 
     passes: StagePasses
     units: list[int]
-    """Units of each micro-batch."""
     num_ahead: int
     before: list[Place]
     """The stages that it takes its input from."""
@@ -241,7 +235,6 @@ class TimedStage:
     compute_s: float = 0.0
     tensor_s: float = 0.0
     ends: dict[Turn, float] = field(default_factory=dict)
-    """When each pass ended."""
     times: dict[Turn, PassTime] = field(default_factory=dict)
     """The time of a pass by its units."""
 

@@ -48,7 +48,7 @@ class PartWork:
     split_params: float = 0.0
     whole_params: float = 0.0
     expert_params: float = 0.0
-    """Split by expert parallelism instead."""
+    """Parameters that expert parallelism splits instead."""
     split_kept: float = 0.0
     """Numbers kept for the backward pass, for one unit."""
     whole_kept: float = 0.0
@@ -248,9 +248,9 @@ class PassRate:
 
     flops_per_s: float
     number_s: float = 0.0
-    """For each hidden number of each layer."""
+    """Seconds for each hidden number of each layer."""
     layer_s: float = 0.0
-    """The least of a layer."""
+    """Least seconds of a layer."""
     start_s: float = 0.0
     """Time of starting a layer, on a processor that does not start one while it computes another."""
 

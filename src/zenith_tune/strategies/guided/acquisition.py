@@ -28,11 +28,8 @@ class Proposal:
     """A layout to try next."""
 
     index: int
-    """The row of the layout."""
     why: str
-    """The reason in one line."""
     expected_s: float
-    """Its expected step time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +52,6 @@ class TrialCost:
         self._steps: list[float] = []
 
     def observe(self, trial: Trial) -> None:
-        """Learn from one trial."""
         if trial.duration_s is None:
             return
         if trial.ok and trial.step_s and trial.num_samples:

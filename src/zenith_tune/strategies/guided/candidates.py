@@ -24,7 +24,6 @@ class Candidates:
 
     batch: LayoutBatch
     point: Callable[[int], Params]
-    """The point of a row."""
     points: Callable[[int], Sequence[Params]] = lambda row: ()
     """Every point of a row's layout, where points are listed one by one: they may differ in what no layout has."""
 
@@ -87,7 +86,6 @@ def _of_tables(tables: Iterable[tuple[LayoutBatch, PointTable]], has_experts: bo
 
 
 def _without_twins(batches: list[LayoutBatch], places: list[Places]) -> tuple[LayoutBatch, Places]:
-    """Return the first row of each layout."""
     batch = type(batches[0]).concatenate(batches)
     columns = [getattr(batch, field.name) for field in fields(batch)]
     codes = [np.unique(column, return_inverse=True)[1] for column in columns if (column != column[0]).any()]

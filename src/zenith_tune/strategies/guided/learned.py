@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
-from zenith_tune.calibrate.calibration_fit import calibrate
+from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
@@ -22,8 +22,6 @@ from zenith_tune.study.trial import Outcome, Trial
 STUDIES = " + studies on this machine"
 FILE_NAME = "prior.json"
 """The calibration that a study began with, in its folder, so that a resumed study continues as it would have."""
-
-MAX_NAME = 100
 
 
 def learned_path(subject: PlanSubject) -> Path | None:
@@ -37,7 +35,7 @@ def learned_path(subject: PlanSubject) -> Path | None:
         folder /= "zenithtune"
     # A GPU is named by whoever writes a cluster's file: nothing but a plain name becomes one.
     name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{subject.job.framework.name}-{subject.cluster.gpu.name}")
-    return folder / "learned" / f"{name[:MAX_NAME]}.json"
+    return folder / "learned" / f"{name[:100]}.json"
 
 
 def starting_calibration(
@@ -75,7 +73,7 @@ def keep(
     try:
         # Another study may have saved its own in the meantime, which is then refined.
         start = _learned(path) or calibration
-        learned = calibrate(
+        fit = fit_calibration(
             runs,
             framework=calibration.framework,
             origin=start.origin.removesuffix(STUDIES) + STUDIES,
@@ -83,7 +81,7 @@ def keep(
             start=start,
         )
         errors = tuple(error + memory_error for error in calibration.memory.log_errors)
-        learned = replace(learned, memory=replace(calibration.memory, log_errors=errors))
+        learned = replace(fit.calibration, memory=replace(calibration.memory, log_errors=errors))
         path.parent.mkdir(parents=True, exist_ok=True)
         save_calibration(learned, path)
     except (UsageError, OSError):  # too few runs, or a full disk: the study itself is complete
@@ -115,7 +113,6 @@ def measured_run(subject: PlanSubject, layouts: LayoutBatch, index: int, trial: 
     return MeasuredRun(
         source="studies on this machine",
         framework=job.framework.name,
-        stated_framework=job.framework.name,
         model=subject.model,
         model_name=subject.model.name,
         gpu=cluster.gpu.name,

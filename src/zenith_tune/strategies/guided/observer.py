@@ -32,7 +32,6 @@ class CountedTrials:
         self.numbers: set[int] = set(self._read())
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Add trials that have just been learned from."""
         self.numbers |= set(numbers)
         if self._path is not None and self._path.parent.is_dir():
             try:
@@ -128,7 +127,6 @@ class TrialObserver:
         return pace + self._offset
 
     def is_over_limit(self, trial: Trial) -> bool:
-        """Tell whether a trial exceeded the memory limit."""
         return (trial.peak_memory_bytes or 0) > self._limit
 
     def _observe_success(self, index: int, trial: Trial) -> None:

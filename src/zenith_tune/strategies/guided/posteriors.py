@@ -270,7 +270,6 @@ class MemoryPosterior:
         return float(self._weights() @ self._common)
 
     def observe_fits(self, index: int) -> None:
-        """Learn that a layout ran."""
         self._log_weight = self._log_weight + np.log(self._below(index) + 1e-9)
         self.fits = self._fits()
 

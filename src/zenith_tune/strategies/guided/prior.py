@@ -11,9 +11,9 @@ from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimates.calibration import Calibration, TimeCoefficients
 from zenith_tune.estimates.memory_risk import slowdown
-from zenith_tune.estimates.step import estimate
+from zenith_tune.estimates.step import estimate, known_numbers
 from zenith_tune.estimates.time import estimate_time
-from zenith_tune.estimates.workload import Estimate, FloatArray, Machine, Workload
+from zenith_tune.estimates.workload import Estimate, FloatArray
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
 
@@ -137,17 +137,12 @@ def _sensitivity(
     found: Estimate,
     names: tuple[str, ...],
 ) -> FloatArray:
-    job, cluster = subject.job, subject.cluster
-    workload, machine = Workload.of(subject.model, job), Machine.of(cluster, job.precision)
-    base = calibration.time.coefficients_for(
-        gpu=cluster.gpu.name, precision=job.precision, framework=job.framework.name
-    )
-    full = slowdown(found.memory_bytes, float(cluster.gpu.memory_bytes), base.thrash)
+    workload, machine, base = known_numbers(subject.model, subject.cluster, subject.job, calibration)
+    full = slowdown(found.memory_bytes, float(subject.cluster.gpu.memory_bytes), base.thrash)
 
     def log_step(coefficients: TimeCoefficients) -> FloatArray:
-        result: FloatArray = np.log(
-            estimate_time(workload, machine, layouts, job.framework, coefficients).step_s * full
-        )
+        seconds = estimate_time(workload, machine, layouts, subject.job.framework, coefficients).step_s
+        result: FloatArray = np.log(seconds * full)
         return result
 
     moved = [log_step(replace(base, **{name: getattr(base, name) * np.exp(STEP)})) for name in names]

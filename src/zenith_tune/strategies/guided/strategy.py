@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from zenith_tune.calibrate.calibration_file import load_calibration
 from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.errors import OptionsWithoutEffect, UsageError
 from zenith_tune.evaluators.failures.no_effect import HINT, NUM_ALIKE, are_alike
@@ -14,16 +14,14 @@ from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.planner.plan import CAUSES
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TrialsUnderWay, TunedJob, TuningStrategy
-from zenith_tune.strategies.guided.prior import Prior
+from zenith_tune.strategies.guided.acquisition import Acquisition, Proposal
+from zenith_tune.strategies.guided.candidates import Candidates
+from zenith_tune.strategies.guided.learned import keep, kept_calibration, measured_run, starting_calibration
+from zenith_tune.strategies.guided.observer import CountedTrials, TrialObserver
+from zenith_tune.strategies.guided.prior import Prior, prior_of
 from zenith_tune.study.parameters import Direction, Parameter
 from zenith_tune.study.trial import NOT_RUN, Findings, Prediction, Trial
 from zenith_tune.units import GIB, format_seconds
-
-if TYPE_CHECKING:
-    from zenith_tune.strategies.guided.acquisition import Acquisition, Proposal
-    from zenith_tune.strategies.guided.candidates import Candidates
-    from zenith_tune.strategies.guided.observer import TrialObserver
-
 
 STEPS_APART, MEMORY_APART = 0.2, 0.1
 """Ranges of predicted log step times and log memory above which trials cannot all come out the same."""
@@ -55,12 +53,8 @@ class GuidedStrategy(TuningStrategy):
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
         # A file that is not a calibration is reported before anything starts.
         if self.given is not None:
-            from zenith_tune.calibrate.calibration_file import load_calibration
-
             load_calibration(self.given)
-        if job.folder is not None and (job.folder / "prior.json").exists():
-            from zenith_tune.strategies.guided.learned import kept_calibration
-
+        if job.folder is not None:
             kept_calibration(job.folder)
         tables = job.tables()
         if next(iter(job.points() if tables is None else tables), None) is None:
@@ -96,27 +90,21 @@ class _Search:
     """One guided study."""
 
     def __init__(self, job: TunedJob, direction: Direction, strategy: GuidedStrategy) -> None:
-        from zenith_tune.strategies.guided.acquisition import Acquisition
-        from zenith_tune.strategies.guided.candidates import Candidates
-        from zenith_tune.strategies.guided.learned import starting_calibration
-        from zenith_tune.strategies.guided.observer import TrialObserver
-        from zenith_tune.strategies.guided.prior import prior_of
-
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
         self._job, self._strategy, self._subject = job, strategy, job.subject
         candidates = Candidates.of_job(job, has_experts=bool(job.subject.model.num_experts))
         if candidates is None:
             raise UsageError(NO_POINTS)
-        self.candidates: Candidates = candidates
+        self.candidates = candidates
         self.calibration, origin = starting_calibration(
             job.subject, given=strategy.given, learns=strategy.learn, folder=job.folder
         )
         prior = prior_of(job.subject, self.calibration, self.candidates.batch, job.memory_limit_bytes)
-        self.acquisition: Acquisition = Acquisition(prior, job.training)
+        self.acquisition = Acquisition(prior, job.training)
         capacity = float(job.subject.cluster.gpu.memory_bytes)
         limit = min(job.memory_limit_bytes or capacity, capacity)
-        self._observer: TrialObserver = TrialObserver(self.acquisition, direction, limit)
+        self._observer = TrialObserver(self.acquisition, direction, limit)
         self._tried: list[tuple[Proposal, Trial, float | None]] = []
         self._other_axes: list[tuple[Proposal, Trial, float | None]] = []
         """Trials of parameters that no layout has, from which nothing is learned about layouts."""
@@ -146,8 +134,6 @@ class _Search:
 
         Their effect is not predicted: each is expected to be as fast as the best, and is tried where a gain would pay.
         """
-        from zenith_tune.strategies.guided.acquisition import Proposal
-
         index = self.acquisition.best
         if index is None:
             return
@@ -174,9 +160,6 @@ class _Search:
         # Work that no formula describes does not show how fast the machine does other work.
         if not self._strategy.learn or self._subject.model.traced is not None:
             return
-        from zenith_tune.strategies.guided.learned import keep, measured_run
-        from zenith_tune.strategies.guided.observer import CountedTrials
-
         counted, layouts = CountedTrials(self._job.folder), self.acquisition.prior.layouts
         new = [(pick, trial) for pick, trial, _ in self._tried if trial.number not in counted.numbers]
         runs = [measured_run(self._subject, layouts, pick.index, trial) for pick, trial in new]
@@ -186,7 +169,6 @@ class _Search:
             self._job.tell(f"learned: saved for the next study in {path}")
 
     def why_done(self) -> str | None:
-        """Return why nothing more is tried."""
         if not self._is_over:
             return None
         if self.acquisition.best is None:
@@ -199,7 +181,6 @@ class _Search:
         return f"more trials would cost more than they save: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:
-        """Return the table of predicted against measured."""
         prior, every = self.acquisition.prior, [*self._tried, *self._other_axes]
         rows = [review_row(prior, pick.index, pick.expected_s, log_step, trial) for pick, trial, log_step in every]
         measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]

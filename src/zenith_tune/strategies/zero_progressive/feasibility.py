@@ -62,7 +62,6 @@ class StateBytes:
 
     @property
     def total(self) -> float:
-        """Bytes of all kinds together."""
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 
@@ -351,7 +350,6 @@ class MeasuredMemory:
         return min([self._reported, *(self.needed(params) for params in self._failed if self.is_measured(params))])
 
     def is_measured(self, params: Mapping[str, Value]) -> bool:
-        """Tell whether runs have measured what a point needs."""
         return _without_mbs(params) in self._peaks and self._per_sample(params) is not None
 
     def is_vague(self, params: Mapping[str, Value]) -> bool:
@@ -359,7 +357,6 @@ class MeasuredMemory:
         return False
 
     def needed(self, params: Mapping[str, Value]) -> float:
-        """Return the bytes that a point needs; 0 where no run has measured it."""
         peaks, per_sample = self._peaks.get(_without_mbs(params)), self._per_sample(params)
         if not peaks or per_sample is None:
             return 0.0
@@ -373,7 +370,6 @@ class MeasuredMemory:
         return max((mbs for mbs in micro_batches if self.why_not({**params, "mbs": mbs}) is None), default=None)
 
     def why_not(self, params: Mapping[str, Value]) -> str | None:
-        """Return why a point does not fit, or None."""
         needed, capacity = self.needed(params), self.capacity_bytes
         if needed < capacity:
             return None

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from zenith_tune.describe.deepspeed_config import MEMORY_MODES, matters
-from zenith_tune.errors import UnknownNameError
-from zenith_tune.strategies.base import EvalFunction, await_first
-from zenith_tune.strategies.zero_progressive.rung import NOT_RUN, Choices, RungSearch
+from zenith_tune.strategies.zero_progressive.rung import Choices
 from zenith_tune.study.parameters import Direction, Params, Value
 
 KINDS = ("grid", "random", "model")
@@ -26,13 +23,6 @@ Known = Sequence[tuple[Mapping[str, Value], float]]
 """Points that ran, with their values."""
 
 
-def checked_kind(kind: str) -> str:
-    """Return a way of searching, or raise with those that there are."""
-    if kind not in KINDS:
-        raise UnknownNameError("way of searching inside a stage", kind, KINDS)
-    return kind
-
-
 class Proposals:
     """Points that differ from `base` in the keys of `axes`, none twice.
 
@@ -43,10 +33,10 @@ class Proposals:
     """
 
     def __init__(self, kind: str, axes: Mapping[str, Sequence[Value]], base: Params, seed: int = 0) -> None:
-        self._kind, self._axes = checked_kind(kind), {name: tuple(choices) for name, choices in axes.items()}
-        product = itertools.islice(itertools.product(*self._axes.values()), MAX_POINTS)
+        self._kind, self._axes = kind, axes
+        product = itertools.islice(itertools.product(*axes.values()), MAX_POINTS)
         # True and 1 are equal in Python, and different values here.
-        own = [(type(base[name]), base[name]) for name in self._axes]
+        own = [(type(base[name]), base[name]) for name in axes]
         changed = [(sum((type(v), v) != o for v, o in zip(each, own, strict=True)), each) for each in product]
         changed = [(num, each) for num, each in changed if num]
         if kind == "random":
@@ -54,7 +44,7 @@ class Proposals:
         else:
             # Changing one key at a time shows the most about each.
             changed.sort(key=lambda item: item[0])
-        self._left: list[Params] = [{**base, **dict(zip(self._axes, each, strict=True))} for _, each in changed]
+        self._left: list[Params] = [{**base, **dict(zip(axes, each, strict=True))} for _, each in changed]
 
     def next(self, count: int, known: Known, direction: Direction) -> list[Params]:
         """Return up to `count` points, given those that ran, the base among them."""
@@ -84,51 +74,6 @@ class Proposals:
 
     def _features(self, point: Mapping[str, Value]) -> list[float]:
         return [1.0, *(float(point[name] == each) for name, choices in self._axes.items() for each in choices)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InsideRules:
-    """How the keys are searched, and when that ends."""
-
-    kind: str
-    patience: int
-    max_trials: int
-    seed: int
-
-
-def search_inside(
-    search: RungSearch,
-    choices: Choices,
-    rules: InsideRules,
-    eval_fn: EvalFunction,
-    num_slots: int,
-    fits: Callable[[Params, Params], bool],
-) -> str | None:
-    """Try other values of the keys that matter, and return a summary line, or None where no key matters.
-
-    `fits` tells whether a point fits the memory where another one did.
-    """
-    axes, best = own_keys(choices, search.rung.stage), search.best
-    if not axes or best is None:
-        return None
-    start = dict(best.params)
-    proposals = Proposals(rules.kind, axes, start, rules.seed)
-    without_gain = 0
-    while (left := min(rules.max_trials - len(search.inside), rules.patience - without_gain)) > 0:
-        known = [(trial.params, trial.value) for trial in (best, *search.inside) if trial.value is not None]
-        points = proposals.next(min(num_slots, left), known, search.direction)
-        if not points:
-            break
-        futures = [
-            eval_fn.submit(point, "other keys at the best micro-batch") for point in points if fits(point, start)
-        ]
-        for future in futures:
-            await_first([future])
-            trial = future.result()
-            if trial.ok or trial.outcome not in NOT_RUN:
-                search.inside.append(trial)
-                without_gain = 0 if search.best is trial else without_gain + 1
-    return f"inside {search.rung.name}: {len(search.inside)} runs over {', '.join(axes)}"
 
 
 def own_keys(choices: Choices, stage: int) -> dict[str, tuple[Value, ...]]:

@@ -36,7 +36,6 @@ class Rung:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage."""
         return int(self.base["stage"])
 
     @property
@@ -50,7 +49,6 @@ class Rung:
         return ", ".join([f"stage {self.stage}", *modes, *(["small buffers"] if self.is_lean else [])])
 
     def at(self, mbs: int) -> Params:
-        """Return its point of a micro-batch."""
         return {**self.base, "mbs": mbs}
 
 
@@ -171,7 +169,6 @@ class Growth:
         return None if half is None else (half, last)
 
     def last_gain(self) -> float | None:
-        """Return the gain of the last doubling; None where there is none."""
         pair = self.last_step()
         return None if pair is None else self.direction.gain(self.values[pair[1]], over=self.values[pair[0]])
 
@@ -225,7 +222,9 @@ class RungSearch:
         at = None if guess is None else max(sum(mbs <= guess for mbs in micro_batches) - 1, 0)
         search = EdgeSearch(len(micro_batches), at)
         while (index := search.next()) is not None and not self.is_flat:
-            if self._is_known_to_fail(micro_batches[index]):
+            # Runs of this very model may have shown that it needs more.
+            point = self.rung.at(micro_batches[index])
+            if isinstance(self._memory, MeasuredMemory) and self._memory.why_not(point) is not None:
                 search.observe(index, fits=False)
                 continue
             trial = self.run_at(micro_batches[index], why)
@@ -235,12 +234,10 @@ class RungSearch:
 
     @property
     def growth(self) -> Growth:
-        """The values by micro-batch."""
         return Growth({mbs: t.value for mbs, t in self.trials.items() if t.value is not None}, self.direction)
 
     @property
     def roomy_growth(self) -> Growth:
-        """The values by micro-batch of runs with memory to spare."""
         roomy = {mbs: trial for mbs, trial in self.trials.items() if not self._is_pressed(trial)}
         return Growth({mbs: t.value for mbs, t in roomy.items() if t.value is not None}, self.direction)
 
@@ -277,7 +274,6 @@ class RungSearch:
         return f"micro-batch {smallest} {how}: {trial.cause or 'no cause is known'}"
 
     def row(self) -> tuple[str, ...]:
-        """Return its row of the summary."""
         best, num_runs = self.best, sum(trial.outcome not in NOT_RUN for trial in self.trials.values())
         value = format_value(best.value, best.unit) if best and best.value is not None else "-"
         at, edge = best.params["mbs"] if best else "-", "-" if self.edge is None else self.edge
@@ -286,10 +282,6 @@ class RungSearch:
 
     def _is_pressed(self, trial: Trial) -> bool:
         return (trial.peak_memory_bytes or 0) > PRESSED * self._memory.capacity_bytes
-
-    def _is_known_to_fail(self, mbs: int) -> bool:
-        """Tell whether a micro-batch needs more than runs of this very model have found."""
-        return isinstance(self._memory, MeasuredMemory) and self._memory.why_not(self.rung.at(mbs)) is not None
 
     def _has_reached_plateau(self) -> bool:
         growth = self.growth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from zenith_tune.strategies.base import EvalFunction, TunedJob
+from zenith_tune.strategies.base import EvalFunction, TunedJob, await_first
 from zenith_tune.strategies.zero_progressive.feasibility import (
     HOPELESS,
     UNSURE,
@@ -12,8 +12,8 @@ from zenith_tune.strategies.zero_progressive.feasibility import (
     MeasuredMemory,
     ZeroSubject,
 )
-from zenith_tune.strategies.zero_progressive.inside import InsideRules, own_keys, search_inside
-from zenith_tune.strategies.zero_progressive.rung import Choices, Rung, RungSearch, rungs
+from zenith_tune.strategies.zero_progressive.inside import Proposals, own_keys
+from zenith_tune.strategies.zero_progressive.rung import NOT_RUN, Choices, Rung, RungSearch, rungs
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_gain, format_value
@@ -24,11 +24,14 @@ CLOSE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRules:
-    """When a direction ends."""
+    """The arguments of the strategy."""
 
     plateau: float
     probe: bool
-    inside: InsideRules
+    inside: str
+    patience: int
+    inside_trials: int
+    seed: int
 
 
 class ProgressiveSearch:
@@ -58,7 +61,6 @@ class ProgressiveSearch:
         self._is_over = True
 
     def why_done(self) -> str | None:
-        """Return why nothing more is tried."""
         if not self._is_over:
             return None
         return "no stage is left that can be faster" if self._best else "no stage runs at any micro-batch"
@@ -148,11 +150,31 @@ class ProgressiveSearch:
             return
         close = [search for search in self.rungs if search is not best and self._is_close(search, best)]
         for search in [best, *(each for each in close if self._has_keys_of_its_own(each.rung))]:
-            line = search_inside(
-                search, self._choices, self._rules.inside, self._eval_fn, self._job.num_slots, self._fits_like
-            )
-            if line is not None:
-                self.lines.append(line)
+            self._try_other_keys(search)
+
+    def _try_other_keys(self, search: RungSearch) -> None:
+        """Try other values of the keys that have an effect at a stage, at its best micro-batch."""
+        axes, best, rules = own_keys(self._choices, search.rung.stage), search.best, self._rules
+        if not axes or best is None:
+            return
+        # A point that takes little more memory than what ran is not ruled out.
+        limit = max(self._memory.capacity_bytes, UNSURE * self._memory.needed(best.params))
+        proposals = Proposals(rules.inside, axes, dict(best.params), rules.seed)
+        without_gain = 0
+        while (left := min(rules.inside_trials - len(search.inside), rules.patience - without_gain)) > 0:
+            known = [(trial.params, trial.value) for trial in (best, *search.inside) if trial.value is not None]
+            points = proposals.next(min(self._job.num_slots, left), known, self._direction)
+            if not points:
+                break
+            fitting = [point for point in points if self._memory.needed(point) <= limit]
+            futures = [self._eval_fn.submit(point, "other keys at the best micro-batch") for point in fitting]
+            for future in futures:
+                await_first([future])
+                trial = future.result()
+                if trial.ok or trial.outcome not in NOT_RUN:
+                    search.inside.append(trial)
+                    without_gain = 0 if search.best is trial else without_gain + 1
+        self.lines.append(f"inside {search.rung.name}: {len(search.inside)} runs over {', '.join(axes)}")
 
     def _is_close(self, search: RungSearch, best: RungSearch) -> bool:
         value, best_value = (each.best.value if each.best else None for each in (search, best))
@@ -175,11 +197,6 @@ class ProgressiveSearch:
         """Tell whether a point exceeds the memory by a factor, by measured figures."""
         memory = self._memory
         return memory.is_measured(point) and memory.needed(point) > factor * memory.capacity_bytes
-
-    def _fits_like(self, point: Params, other: Params) -> bool:
-        """Tell whether a point fits, given another that ran: one that takes little more is not ruled out."""
-        limit = max(self._memory.capacity_bytes, UNSURE * self._memory.needed(other))
-        return self._memory.needed(point) <= limit
 
     def _report(self, search: RungSearch) -> None:
         best, name = search.best, search.rung.name

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from zenith_tune.errors import UsageError
-from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
+from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy, listed_choices
 from zenith_tune.strategies.random import checked_seed
-from zenith_tune.strategies.zero_progressive.inside import InsideRules, checked_kind
-from zenith_tune.strategies.zero_progressive.rung import rungs
+from zenith_tune.strategies.zero_progressive.inside import KINDS
+from zenith_tune.strategies.zero_progressive.rung import Choices, rungs
 from zenith_tune.strategies.zero_progressive.search import ProgressiveSearch, SearchRules
-from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Value
+from zenith_tune.study.parameters import Direction, Parameter
 from zenith_tune.study.trial import Findings
 
 NAME = "zero-progressive"
@@ -45,12 +45,15 @@ class ZeroProgressiveStrategy(TuningStrategy):
         for name, value in {"patience": patience, "inside_trials": inside_trials}.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, but got {value}: correct it")
+        if inside not in KINDS:
+            raise UnknownNameError("way of searching inside a stage", inside, KINDS)
         self.rules = SearchRules(
             plateau=plateau,
             probe=probe,
-            inside=InsideRules(
-                kind=checked_kind(inside), patience=patience, max_trials=inside_trials, seed=checked_seed(seed)
-            ),
+            inside=inside,
+            patience=patience,
+            inside_trials=inside_trials,
+            seed=checked_seed(seed),
         )
         self._job = TunedJob()
         self._search: ProgressiveSearch | None = None
@@ -66,7 +69,7 @@ class ZeroProgressiveStrategy(TuningStrategy):
         choices = _choices(search_space)
         inside = prod(len(values) for values in choices.values())
         num_rungs = sum(1 for _ in rungs(choices))
-        return num_rungs * (2 * len(choices["mbs"]) + min(inside, self.rules.inside.max_trials))
+        return num_rungs * (2 * len(choices["mbs"]) + min(inside, self.rules.inside_trials))
 
     def why_done(self) -> str | None:
         return self._search.why_done() if self._search else None
@@ -78,23 +81,6 @@ class ZeroProgressiveStrategy(TuningStrategy):
         return Findings(title="ZeRO stages", columns=COLUMNS, rows=rows, lines=tuple(self._search.lines))
 
 
-def _choices(search_space: Mapping[str, Parameter]) -> dict[str, tuple[Value, ...]]:
-    """Return each parameter's choices, or raise with the one that the strategy lacks."""
-    for name in ("stage", "mbs"):
-        if name not in search_space:
-            raise _lack(f"{name!r} in the search space", "it is not there")
-    found = {}
-    for name, parameter in search_space.items():
-        if not isinstance(parameter, CategoricalParameter):
-            raise _lack(f"{name!r} to be a CategoricalParameter", f"it is a {type(parameter).__name__}")
-        found[name] = parameter.choices
-    for name, least in {"stage": 0, "mbs": 1}.items():
-        if any(type(value) is not int or value < least for value in found[name]):
-            raise _lack(f"{name!r} to hold whole numbers from {least}", f"its choices are {list(found[name])}")
-    return found
-
-
-def _lack(problem: str, values: str) -> UsageError:
-    return UsageError(
-        f"{NAME} needs {problem}, but {values}", hint="take --preset deepspeed, or --strategy optuna or grid"
-    )
+def _choices(search_space: Mapping[str, Parameter]) -> Choices:
+    hint = "take --preset deepspeed, or --strategy optuna or grid"
+    return listed_choices(search_space, {"stage": 0, "mbs": 1}, strategy=NAME, hint=hint)
