@@ -9,12 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import (
-    OptionsWithoutEffect,
-    StudyLimitReached,
-    TrialExhausted,
-    UsageError,
-)
+from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, TrialExhausted, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.parts import CompletePreset
@@ -229,19 +224,13 @@ class PresetTuner:
             self.listener.noted(line)
         if not notes:
             return
-        self._choose_again(session)
+        if self.config.options.strategy is None:  # the preset may recommend another by now
+            name, strategy = make_strategy(None, {}, session.config.preset, {})
+            if name != session.config.strategy_name:
+                self.config = replace(self.config, strategy_name=name, strategy=strategy)
+                session.search_by(name, strategy)
+                self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
         session.config.strategy.prepare(self.tuned_job(num_slots, session.config.place.folder.path))
-
-    def _choose_again(self, session: StudySession) -> None:
-        """Search by the strategy that the preset recommends by now, where the user names none."""
-        if self.config.options.strategy is not None:
-            return
-        name, strategy = make_strategy(None, {}, session.config.preset, {})
-        if name == session.config.strategy_name:
-            return
-        self.config = replace(self.config, strategy_name=name, strategy=strategy)
-        session.search_by(name, strategy)
-        self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
 
     def _confirm(self, session: StudySession, *, side_by_side: bool) -> None:
         try:
