@@ -44,7 +44,7 @@ IMPORTED = {
     COMMANDS: ["tests.warm_command"],
     TORCH: ["torch._dynamo", "zenith_mimo.checkpoint"],
     ENGINES: ["torch._dynamo", "torch.distributed.fsdp", "transformers.trainer", "deepspeed",
-              "transformers.models.llama.modeling_llama", "megatron.core.models.gpt"],
+              "transformers.models.llama.modeling_llama", "megatron.core.models.gpt", "lightning.pytorch"],
 }  # fmt: skip
 MOST_BYTES = 1 << 20
 

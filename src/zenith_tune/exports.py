@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,13 +57,13 @@ def exported_trials(view: StudyView) -> list[ExportedTrial]:
 def best_so_far(view: StudyView, trials: list[ExportedTrial]) -> list[tuple[int, float]]:
     """Return the best value after each trial, from the first that went well on; the user's own command left out."""
     found: list[tuple[int, float]] = []
+    best: float | None = None
     for trial in trials:
         value = trial.metrics.get("value")
-        if value is not None and not trial.is_baseline:
-            is_better = not found or view.direction.better(value, than=found[-1][1])
-            found.append((trial.number, value if is_better else found[-1][1]))
-        elif found:
-            found.append((trial.number, found[-1][1]))
+        if value is not None and not trial.is_baseline and (best is None or view.direction.better(value, than=best)):
+            best = value
+        if best is not None:
+            found.append((trial.number, best))
     return found
 
 
@@ -177,16 +176,16 @@ def _is_whole(run: Run | None) -> bool:
 def _write_run(client: MlflowClient, experiment: str, trial: ExportedTrial, begun: Run | None) -> None:
     from mlflow.entities import Metric, Param
 
-    start, end = _milliseconds(trial.started_s), _milliseconds(trial.ended_s)
-    run = begun or client.create_run(experiment, start, tags=_tags(trial), run_name=_cut(trial.label, MAX_KEY_CHARS))
+    begun_ms, end_ms = _milliseconds(trial.started_s), _milliseconds(trial.ended_s)
+    run = begun or client.create_run(experiment, begun_ms, tags=_tags(trial), run_name=_cut(trial.label, MAX_KEY_CHARS))
     run_id = run.info.run_id
-    metrics = [Metric(_name(name), value, end or start or 0, 0) for name, value in trial.metrics.items()]
+    metrics = [Metric(_name(name), value, end_ms or begun_ms or 0, 0) for name, value in trial.metrics.items()]
     params = [Param(_name(name), _cut(str(value))) for name, value in trial.params.items()]
     client.log_batch(run_id, metrics=metrics)
-    for some in _batches(params):
-        client.log_batch(run_id, params=some)
+    for start in range(0, len(params), BATCH):
+        client.log_batch(run_id, params=params[start : start + BATCH])
     status = "FINISHED" if trial.went_well else "KILLED" if trial.tags["outcome"] == "cancelled" else "FAILED"
-    client.set_terminated(run_id, status, end)
+    client.set_terminated(run_id, status, end_ms)
 
 
 def _tags(trial: ExportedTrial) -> dict[str, str]:
@@ -214,12 +213,6 @@ def _cut(text: str, limit: int = MAX_CHARS) -> str:
 
 def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
-
-
-def _batches(params: Iterable[Any]) -> Iterator[list[Any]]:
-    rest = iter(params)
-    while some := list(itertools.islice(rest, BATCH)):
-        yield some
 
 
 OWN_FILE = ".zenithtune"

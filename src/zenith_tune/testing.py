@@ -56,16 +56,12 @@ class EvaluatorContract(ABC):
         return ["", "hello\n", "\x00\x1b[31m\n" * 10]
 
     def test_it_reads_a_finite_value(self) -> None:
-        """Check a log that has the value."""
         value = self.make().evaluate(self.good_log(), self.METADATA)
         assert isinstance(value, float) and math.isfinite(value)
 
     def test_the_measurement_has_the_same_value(self) -> None:
-        """Check that both ways in agree."""
-        evaluator = self.make()
-        assert evaluator.measure(self.good_log(), self.METADATA).value == evaluator.evaluate(
-            self.good_log(), self.METADATA
-        )
+        evaluator, log = self.make(), self.good_log()
+        assert evaluator.measure(log, self.METADATA).value == evaluator.evaluate(log, self.METADATA)
 
     def test_a_log_without_a_value_is_a_value_error(self) -> None:
         """Check what turns into a failed trial."""
@@ -87,7 +83,6 @@ class EvaluatorContract(ABC):
             assert progress is None or evaluator.shows_progress
 
     def test_it_has_a_direction_and_a_description(self) -> None:
-        """Check what a study's header needs."""
         evaluator = self.make()
         assert isinstance(evaluator.direction, Direction)
         assert evaluator.describe() and "\n" not in evaluator.describe()
@@ -112,7 +107,6 @@ class PresetContract(ABC):
         return [dict(zip(space, values, strict=True)) for values in grid] + drawn
 
     def test_the_search_space_is_made_of_parameters(self) -> None:
-        """Check the space."""
         space = self.make().get_search_space()
         assert space and all(isinstance(parameter, Parameter) for parameter in space.values())
 
@@ -125,12 +119,10 @@ class PresetContract(ABC):
             assert reason is None or (reason.strip() and "\n" not in reason)
 
     def test_some_point_is_worth_a_trial(self) -> None:
-        """Check that the rules leave something."""
         preset = self.make()
         assert any(not preset.prune(point) for point in self._points())
 
     def test_applying_a_point_twice_changes_nothing_more(self) -> None:
-        """Check that options replace one another."""
         preset = self.make()
         for point in [point for point in self._points() if not preset.prune(point)][:20]:
             once = preset.apply_parameters(self.command(), point)
@@ -145,7 +137,6 @@ class PresetContract(ABC):
         assert own is None or own.keys() == preset.get_search_space().keys()
 
     def test_it_recommends_a_strategy_and_an_evaluator_and_labels_points(self) -> None:
-        """Check what the tuner asks for."""
         preset = completed(self.make())
         assert isinstance(preset.get_recommended_strategy(), TuningStrategy)
         with contextlib.suppress(UsageError):  # a preset may leave the evaluator to its user
@@ -164,7 +155,6 @@ class RunnerContract(ABC):
         """Return a runner."""
 
     def test_output_and_errors_land_in_the_log_and_the_exit_code_is_reported(self, tmp_path: Path) -> None:
-        """Check a command that fails."""
         job = self.make().submit("sh -c 'echo out; echo err >&2; exit 3'", tmp_path, Resources())
         result = job.wait()
         assert (result.end, result.exit_code) == (End.EXITED, 3)
@@ -172,7 +162,6 @@ class RunnerContract(ABC):
         assert job.poll() == result
 
     def test_a_job_that_runs_has_no_result_yet(self, tmp_path: Path) -> None:
-        """Check poll and cancel."""
         job = self.make().submit("sleep 60", tmp_path, Resources())
         assert job.poll() is None
         job.cancel()
@@ -180,7 +169,6 @@ class RunnerContract(ABC):
         assert result is not None and result.end is End.CANCELLED and result.exit_code is None
 
     def test_waiting_for_a_while_shows_that_the_job_still_runs(self, tmp_path: Path) -> None:
-        """Check the wait of whoever looks at the log in between."""
         go = tmp_path / "go"
         job = self.make().submit(f"sh -c 'while [ ! -e {go} ]; do sleep 0.05; done'", tmp_path, Resources())
         start = time.monotonic()
@@ -192,7 +180,6 @@ class RunnerContract(ABC):
         assert job.wait(0) == result
 
     def test_a_job_whose_output_suffices_is_stopped(self, tmp_path: Path) -> None:
-        """Check stop: what was printed stays, and there is no exit code."""
         job = self.make().submit("sh -c 'echo enough; sleep 60'", tmp_path, Resources())
         while not job.log_path.exists() or not job.log_path.read_text():
             time.sleep(0.01)
@@ -210,21 +197,18 @@ class RunnerContract(ABC):
         assert job.wait() == result and result.exit_code == 3
 
     def test_a_timeout_ends_a_job_that_is_waited_for_piece_by_piece(self, tmp_path: Path) -> None:
-        """Check the limit of whoever looks at the log in between."""
         job = self.make().submit("sleep 1000", tmp_path, Resources(), timeout_s=0.3)
         assert job.wait(0.05) is None
         result = job.wait(500)
         assert result is not None and result.end is End.TIMED_OUT
 
     def test_a_timeout_ends_the_job(self, tmp_path: Path) -> None:
-        """Check the limit."""
         start = time.monotonic()
         result = self.make().submit("sleep 1000", tmp_path, Resources(), timeout_s=0.3).wait()
         assert result.end is End.TIMED_OUT
         assert 0.3 <= time.monotonic() - start < 500
 
     def test_a_timeout_ends_a_job_that_is_only_polled(self, tmp_path: Path) -> None:
-        """Check the limit for whoever does not wait."""
         job = self.make().submit("sleep 1000", tmp_path, Resources(), timeout_s=0.2)
         deadline = time.monotonic() + 500
         while (result := job.poll()) is None and time.monotonic() < deadline:
@@ -232,7 +216,6 @@ class RunnerContract(ABC):
         assert result is not None and result.end is End.TIMED_OUT
 
     def test_an_interrupt_is_forgotten_when_the_next_study_begins(self, tmp_path: Path) -> None:
-        """Check a runner that serves twice."""
         runner = self.make()
         runner.interrupt()
         runner.reset()
@@ -248,23 +231,19 @@ class RunnerContract(ABC):
         assert result is not None and result.end is End.CANCELLED
 
     def test_a_job_knows_its_folder(self, tmp_path: Path) -> None:
-        """Check the variable that a training script may use."""
         job = self.make().submit("sh -c 'echo $ZENITHTUNE_TRIAL_FOLDER'", tmp_path, Resources())
         job.wait()
         assert job.log_path.read_text().strip() == str(tmp_path)
 
     def test_recovering_a_folder_where_nothing_ran_finds_nothing(self, tmp_path: Path) -> None:
-        """Check a tuner that was killed before the start."""
         assert self.make().recover(tmp_path) is None
 
     def test_recovering_a_finished_job_reports_its_exit_code(self, tmp_path: Path) -> None:
-        """Check a tuner that was killed after the end."""
         self.make().submit("sh -c 'exit 7'", tmp_path, Resources()).wait()
         result = self.make().recover(tmp_path)
         assert result is not None and (result.end, result.exit_code) == (End.EXITED, 7)
 
     def test_the_environment_of_the_tuner_reaches_the_job(self, tmp_path: Path) -> None:
-        """Check that nothing of the environment is lost."""
         os.environ["ZENITHTUNE_CONTRACT"] = "a b"
         try:
             job = self.make().submit("sh -c 'echo \"$ZENITHTUNE_CONTRACT\"'", tmp_path, Resources())
@@ -321,7 +300,6 @@ class StrategyContract(ABC):
         return trials
 
     def test_every_point_lies_in_the_search_space(self) -> None:
-        """Check names, order of names and values."""
         space = self.space()
         points = self._ask().points
         assert points
@@ -345,7 +323,6 @@ class StrategyContract(ABC):
                 assert trials.num_refused == 0, "it swallowed TrialExhausted"
 
     def test_it_survives_failing_trials(self) -> None:
-        """Check that None is taken as an answer."""
         trials = ScriptedTrials(lambda params: None, budget=10)
         with contextlib.suppress(TrialExhausted):
             self.make().optimize(trials, self.space(), Direction.MAXIMIZE)

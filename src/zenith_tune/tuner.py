@@ -9,17 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import (
-    OptionsWithoutEffect,
-    StudyLimitReached,
-    TrialExhausted,
-    UsageError,
-)
+from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, TrialExhausted, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.server.url import shown
-from zenith_tune.runners.base import Runner, check_runner, make_runner
+from zenith_tune.runners.base import Runner, make_runner
 from zenith_tune.strategies.base import TunedJob, TuningStrategy
 from zenith_tune.study.budget import Estimate
 from zenith_tune.study.parameters import Params
@@ -71,7 +66,7 @@ class PresetTuner:
         self._runner = resolve_runner(chosen)
         if isinstance(self._runner, tuple):
             name, args = self._runner
-            check_runner(name, args)  # a mistake is reported now, not when the study begins
+            make_runner(name, args).close()  # a mistake is reported now, not when the study begins
             self._runner = (name, {**args, "owns_process": "true"} if owns_process and name == "local" else args)
         self.config = resolve(command, chosen, words)
         self._listener = chosen.listener
@@ -229,19 +224,13 @@ class PresetTuner:
             self.listener.noted(line)
         if not notes:
             return
-        self._choose_again(session)
+        if self.config.options.strategy is None:  # the preset may recommend another by now
+            name, strategy = make_strategy(None, {}, session.config.preset, {})
+            if name != session.config.strategy_name:
+                self.config = replace(self.config, strategy_name=name, strategy=strategy)
+                session.search_by(name, strategy)
+                self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
         session.config.strategy.prepare(self.tuned_job(num_slots, session.config.place.folder.path))
-
-    def _choose_again(self, session: StudySession) -> None:
-        """Search by the strategy that the preset recommends by now, where the user names none."""
-        if self.config.options.strategy is not None:
-            return
-        name, strategy = make_strategy(None, {}, session.config.preset, {})
-        if name == session.config.strategy_name:
-            return
-        self.config = replace(self.config, strategy_name=name, strategy=strategy)
-        session.search_by(name, strategy)
-        self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
 
     def _confirm(self, session: StudySession, *, side_by_side: bool) -> None:
         try:

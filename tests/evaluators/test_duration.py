@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.study.parameters import Direction
@@ -16,9 +12,3 @@ def test_the_value_is_the_duration_in_seconds_and_smaller_is_better() -> None:
     assert (measurement.value, measurement.unit) == (12.5, "s")
     assert evaluator.evaluate("", {"duration": 3}) == 3.0
     assert evaluator.direction is Direction.MINIMIZE
-
-
-@pytest.mark.parametrize("metadata", [{}, {"duration": None}, {"duration": float("nan")}, {"duration": "12"}])
-def test_a_duration_that_was_not_measured_is_no_value(metadata: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="duration must"):
-        DurationEvaluator().evaluate("", metadata)

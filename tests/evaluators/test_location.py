@@ -74,11 +74,6 @@ def test_the_interval_of_a_single_look_holds_its_own_error() -> None:
     assert 0.06 < misses / 2000 < 0.12
 
 
-def test_too_few_samples_have_no_middle() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        locate([1.0])
-
-
 def test_equal_samples_are_known_exactly() -> None:
     assert locate([2.0] * 10).half_width(0.01) == 0.0
 

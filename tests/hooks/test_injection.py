@@ -9,7 +9,8 @@ import pytest
 from zenith_tune.hooks.injection import hook_events, hook_files, without_code
 from zenith_tune.hooks.process import PREFIX
 
-ALL = hook_files({"accelerate": {}, "optimizer": {}, "packages": {}, "probe": {}, "trainer": {}}, "model", "longest")
+HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "trainer")
+ALL = hook_files({name: {} for name in HOOKS}, "model", "longest")
 
 
 @pytest.mark.parametrize("prefix", [PREFIX, "zenithtune-accelerate: "])

@@ -126,9 +126,10 @@ def test_the_updates_with_the_longest_samples_are_no_speed() -> None:
     event = {"event": "longest", "updates": 2, "samples": 8, "length": 64, "shortest": 3, "looked_at": 100, "of": 100}
     log = run().replace('"seconds": 100.0', '"seconds": 80.0')  # the second takes 21 s in place of 1 s
     own = {"parameters": preset.own_point("")}
-    assert preset.evaluator().read_run(log).seconds[0] == 21.0  # type: ignore[attr-defined]
+    assert preset.evaluator().read_run(log).timed[0][0] == 21.0  # type: ignore[attr-defined]
     log += f"{PREFIX}{json.dumps(event)}\n"
-    assert preset.evaluator().read_run(log).seconds == [1.0] * 5  # type: ignore[attr-defined]
+    read = preset.evaluator().read_run(log)  # type: ignore[attr-defined]
+    assert [step_s for step_s, _ in read.timed] == [1.0] * 5
     extra = preset.evaluator().measure(log, own).extra
     assert extra["longest_sample"] == 64 and extra[CONFIRMED_ON]
     same = {**event, "shortest": 64}

@@ -73,9 +73,8 @@ def test_counts_and_the_best_command_of_a_finished_study_come_from_its_export(ro
 @pytest.mark.parametrize(
     "change",
     [
-        *({"value": "fast"}, {"value": True}, {"step_s": "long"}, {"cause": 7}, {"number": None}),
-        *({"value": float("nan")}, {"value": float("inf")}, {"value": 10**400}),
-        *({"peak_memory_bytes": 10**500}, {"number": 10**400}),
+        *({"value": "fast"}, {"value": True}, {"number": None}),
+        *({"value": float("nan")}, {"value": float("inf")}),
     ],
     ids=lambda change: " ".join(change),
 )

@@ -64,7 +64,6 @@ class PlanRequest:
         return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
 
     def planner(self) -> Planner:
-        """Return the planner."""
         from zenith_tune.planner.planner import Planner
 
         return Planner(self.model, self.cluster, self.job, self.calibration)
@@ -76,10 +75,8 @@ class PlanRequest:
             return parse_layout(layout, num_gpus=num_gpus, global_batch=global_batch)
         if (layout.num_gpus, layout.global_batch) != (num_gpus, global_batch):
             problem = f"the layout is of {layout.num_gpus} GPUs and a global batch of {layout.global_batch}"
-            asked = f"but the job has {num_gpus} and {global_batch}"
-            raise UsageError(
-                f"{problem}, {asked}", hint="change the layout, or write it as text, which takes the job's"
-            )
+            hint = "change the layout, or write it as text, which takes the job's"
+            raise UsageError(f"{problem}, but the job has {num_gpus} and {global_batch}", hint=hint)
         return layout
 
     def planned(self, *, top: int = 10, what_if: str | None = None) -> PlanResult:
@@ -134,19 +131,37 @@ def read_request(
 ) -> PlanRequest:
     """Return what these names and numbers, as on the command line, ask for; `module` takes the place of a model."""
     _refuse_numbers(gbs, seq, imbalance, risk, has_module=module is not None)
-    _refuse_unknown("precision", precision, PRECISIONS)
-    _refuse_unknown("dispatcher", dispatcher, DISPATCHERS)
-    pinned = _pinned(fix) if fix is not None else {}
+    for kind, name, known in (("precision", precision, PRECISIONS), ("dispatcher", dispatcher, DISPATCHERS)):
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
+    if isinstance(fix, Mapping):
+        fix = ",".join(f"{name}={value}" for name, value in fix.items())
+    pinned = parse_values(fix, what="--fix") if fix is not None else {}
     limits = {name: size for name, size in (max_sizes or {}).items() if size is not None}
     searched = SearchSpace.named(space, max_sizes=limits, pinned=pinned)
     runs_it = _framework(framework, emit, has_module=module is not None)
     machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster))
-    spec, seq_len = _own_module(module, runs_it, precision, seq) if module else _known_model(model, seq)
+    if module:
+        from zenith_tune.presets.own_module import traced_model
+
+        spec, seq_len = traced_model(module, framework=runs_it, precision=precision, seq_len=seq)
+    elif model is None or seq is None:
+        raise UsageError("a plan needs a model and the length of its sequences", hint="give model and seq")
+    else:
+        spec, seq_len = model if isinstance(model, ModelSpec) else load_model(str(model)), seq
     if spec.traced:  # nothing of a module is split but over data-parallel ranks
         searched = replace(searched, pinned={**ONE_EACH, **searched.pinned})
     if emit is not None:
         searched = format_named(emit).narrowed(searched, runs_it.name)
-    fitted = _loaded(calibration) if isinstance(calibration, str | Path) else calibration
+    fitted = calibration
+    if isinstance(fitted, str | Path):
+        from zenith_tune.calibrate.calibration_file import load_calibration
+
+        fitted = load_calibration(Path(fitted))
+    warning = ""
+    if fitted is not None and fitted.framework != runs_it.name:
+        what = f"{calibration if isinstance(calibration, str | Path) else 'the calibration'} was fitted to runs"
+        warning = f"{what} of {fitted.framework}, but the plan is for {runs_it.name}: its figures may be off"
     request = PlanRequest(
         model=spec,
         cluster=machines,
@@ -162,7 +177,7 @@ def read_request(
         space=searched,
         risk=risk,
         calibration=fitted,
-        warning=_calibration_warning(fitted, calibration, runs_it.name),
+        warning=warning,
     )
     is_local = isinstance(cluster, str) and cluster.strip().lower() == LOCAL
     request = _linked(request, None if topology is None else Path(topology), is_local=is_local)
@@ -183,11 +198,6 @@ def _refuse_numbers(gbs: int, seq: int | None, imbalance: float, risk: float, *,
         raise UsageError(f"risk must be above 0 and at most 1, but got {risk!r}", hint="give a probability")
 
 
-def _refuse_unknown(kind: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise UnknownNameError(kind, name, known)
-
-
 def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, has_module: bool) -> FrameworkSpec:
     known = format_named(emit).frameworks if emit is not None else ("megatron", OWN_FRAMEWORK)
     usual = OWN_FRAMEWORK if has_module and OWN_FRAMEWORK in known else known[0]
@@ -195,37 +205,6 @@ def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, has_m
     if emit is not None:
         format_named(emit).refuse_framework(found.name)
     return found
-
-
-def _known_model(model: ModelSpec | str | Path | None, seq: int | None) -> tuple[ModelSpec, int]:
-    if model is None or seq is None:
-        raise UsageError("a plan needs a model and the length of its sequences", hint="give model and seq")
-    return model if isinstance(model, ModelSpec) else load_model(str(model)), seq
-
-
-def _own_module(where: str, framework: FrameworkSpec, precision: str, seq: int | None) -> tuple[ModelSpec, int]:
-    """Return the model that a callable of the user's own builds, and the length of its sequences."""
-    from zenith_tune.presets.own_module import traced_model
-
-    return traced_model(where, framework=framework, precision=precision, seq_len=seq)
-
-
-def _pinned(fix: Mapping[str, int | str] | str) -> dict[str, int | str]:
-    text = fix if isinstance(fix, str) else ",".join(f"{name}={value}" for name, value in fix.items())
-    return parse_values(text, what="--fix")
-
-
-def _loaded(calibration: str | Path) -> Calibration:
-    from zenith_tune.calibrate.calibration_file import load_calibration
-
-    return load_calibration(Path(calibration))
-
-
-def _calibration_warning(fitted: Calibration | None, given: object, framework: str) -> str:
-    if fitted is None or fitted.framework == framework:
-        return ""
-    what = str(given) if isinstance(given, str | Path) else "the calibration"
-    return f"{what} was fitted to runs of {fitted.framework}, but the plan is for {framework}: its figures may be off"
 
 
 def _linked(request: PlanRequest, path: Path | None, *, is_local: bool) -> PlanRequest:

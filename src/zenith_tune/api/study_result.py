@@ -13,7 +13,7 @@ from zenith_tune.planner.plan import html_table
 from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.view import StudyView
 from zenith_tune.report.study_digest import StudyDigest, verdict_object
-from zenith_tune.report.study_markdown import trial_columns, trial_rows
+from zenith_tune.report.study_markdown import best_first, trial_columns, trial_rows
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.files import Json, write_output
 from zenith_tune.study.trial import Trial
@@ -263,8 +263,7 @@ class StudyResult:
 
     def _repr_html_(self) -> str:
         study = self._content
-        sign = 1 if study["direction"] == "minimize" else -1
-        order = sorted(study["trials"], key=lambda trial: (trial["value"] is None, sign * (trial["value"] or 0.0)))
+        order = best_first(study)
         rows = [TrialRow.of_digest(trial).cells(*COLUMNS) for trial in order[:MAX_ROWS]]
         titles = [study["unit"] or "value" if name == "value and spread" else name for name in COLUMNS]
         command = f"<pre>{html.escape(self.command)}</pre>" if self.command else ""

@@ -15,7 +15,6 @@ from zenith_tune.errors import UsageError
 if TYPE_CHECKING:
     from zenith_tune.calibrate.calibration_fit import CalibrationFit
     from zenith_tune.calibrate.measured_run import MeasuredRun
-    from zenith_tune.calibrate.study_runs import StudiedJob
 
 OF_A_STUDY = ("model", "cluster", "seq")
 MAX_BYTES = 4 * 2**20
@@ -55,10 +54,15 @@ def calibrate(**options: Any) -> int:
     _refuse_output(output, is_folder=options["fit_all"])
     objects = []
     for fit in _fits(options):
+        from zenith_tune.calibrate.calibration_file import save_calibration
         from zenith_tune.report.calibration import calibration_lines, calibration_object
 
         path = output / f"{fit.calibration.framework}.json" if options["fit_all"] else output
-        _save(fit, path)
+        try:
+            save_calibration(fit.calibration, path)
+        except OSError as error:
+            problem = f"--output {path} cannot be written ({error.strerror})"
+            raise UsageError(problem, hint="give another path") from None
         objects.append(calibration_object(fit, str(path)))
         if not options["as_json"]:
             click.echo("\n".join(calibration_lines(fit, path)))
@@ -69,9 +73,8 @@ def calibrate(**options: Any) -> int:
 
 def _refuse_contradictions(options: Options) -> None:
     if bool(options["rows"] or options["probes"]) == (options["study"] is not None):
-        raise UsageError(
-            "a calibration is fitted to --rows PATH, --probes FOLDER or --study FOLDER", hint="give one of them"
-        )
+        problem = "a calibration is fitted to --rows PATH, --probes FOLDER or --study FOLDER"
+        raise UsageError(problem, hint="give one of them")
     if options["fit_all"] and (options["framework"] or not options["rows"]):
         raise UsageError("--all fits every framework of --rows", hint="leave --framework and --study out")
     given = [name for name in (*OF_A_STUDY, "gbs", "precision") if options[name] is not None]
@@ -98,9 +101,8 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
             problem = f"--output {path} cannot be written: {place} is no folder"
             raise UsageError(problem, hint="make it, or give another one")
         if not is_folder and path.is_dir():
-            raise UsageError(
-                f"--output must be a file, but {path} is a folder", hint=f"give a file in it, {path}/mine.json"
-            )
+            problem = f"--output must be a file, but {path} is a folder"
+            raise UsageError(problem, hint=f"give a file in it, {path}/mine.json")
         if not is_folder and path.exists() and not _is_calibration(path):
             problem = f"--output must be a new file or an earlier calibration, but {path} is something else"
             raise UsageError(problem, hint="give another file")
@@ -137,35 +139,19 @@ def _runs(options: Options) -> tuple[str | None, list[MeasuredRun]]:
         probes = [run for place in options["probes"] for run in read_probes(place)]
         if not rows and not probes and options["probes"]:
             places = ", ".join(map(str, options["probes"]))
-            raise UsageError(
-                f"a calibration needs ranks that trained, but no rank of {places} trained", hint="give other probes"
-            )
+            problem = f"a calibration needs ranks that trained, but no rank of {places} trained"
+            raise UsageError(problem, hint="give other probes")
         return framework, rows + probes
-    from zenith_tune.calibrate.study_runs import read_study
-
-    job = _studied_job(framework or "megatron", options)
-    return job.framework, read_study(options["study"], job)
-
-
-def _studied_job(framework: str, options: Options) -> StudiedJob:
-    from zenith_tune.calibrate.study_runs import StudiedJob
+    from zenith_tune.calibrate.study_runs import StudiedJob, read_study
     from zenith_tune.describe.cluster_catalog import load_cluster
     from zenith_tune.describe.model_catalog import load_model
 
-    return StudiedJob(
+    job = StudiedJob(
         model=load_model(options["model"]),
         cluster=load_cluster(options["cluster"]),
         seq_len=options["seq"],
         global_batch=options["gbs"],
-        framework=framework,
+        framework=framework or "megatron",
         precision=options["precision"] or "bf16",
     )
-
-
-def _save(fit: CalibrationFit, path: Path) -> None:
-    from zenith_tune.calibrate.calibration_file import save_calibration
-
-    try:
-        save_calibration(fit.calibration, path)
-    except OSError as error:
-        raise UsageError(f"--output {path} cannot be written ({error.strerror})", hint="give another path") from None
+    return job.framework, read_study(options["study"], job)

@@ -20,8 +20,7 @@ from zenith_tune.cli.options import (
 from zenith_tune.planner.size_guide import GPU, SEQ_LEN, TABLE
 
 if TYPE_CHECKING:
-    from zenith_tune.planner.planner import Planner
-    from zenith_tune.planner.size_guide import GuideComparison, SizeGuide
+    from zenith_tune.planner.size_guide import GuideComparison
 
 MAX_GPUS = 1_000_000
 RUN_BY = "accelerate"
@@ -61,11 +60,12 @@ def guide(size: str | None, **options: Any) -> int:
 
 
 def _comparison(size: str, options: Options) -> GuideComparison:
+    """Estimate the guide's layout, and plan the same job."""
     from zenith_tune.describe.cluster_catalog import catalog_cluster
     from zenith_tune.describe.framework_spec import load_framework
     from zenith_tune.describe.gpu_catalog import has_bf16
     from zenith_tune.describe.job_spec import JobSpec
-    from zenith_tune.planner.size_guide import guide_row, parse_size, size_guide, sized_model
+    from zenith_tune.planner.size_guide import GuideComparison, guide_row, parse_size, size_guide, sized_model
 
     billions = parse_size(size)
     cluster = linked(catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus), options)
@@ -76,20 +76,15 @@ def _comparison(size: str, options: Options) -> GuideComparison:
         found = replace(found, rules=(f"{cluster.gpu.name} has no bf16: fp16, with a scaled loss", *found.rules))
     job = JobSpec(seq_len=options["seq"], framework=load_framework("megatron"), precision=precision)
     # Not before: a mistake is reported without the planner.
-    from zenith_tune.planner.planner import Planner
-
-    return _compared(Planner(sized_model(billions), cluster, job), found)
-
-
-def _compared(planner: Planner, found: SizeGuide) -> GuideComparison:
-    """Estimate the guide's layout, and plan the same job; tensor parallelism stays inside what NVLink joins."""
     from zenith_tune.layouts.search_space import SearchSpace
-    from zenith_tune.planner.size_guide import GuideComparison
+    from zenith_tune.planner.planner import Planner
     from zenith_tune.planner.ways_out import ways_out
     from zenith_tune.presets.formats import writable
 
+    planner = Planner(sized_model(billions), cluster, job)
     explained = planner.explain(found.layout)
     assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
+    # Tensor parallelism stays inside what NVLink joins.
     inside = SearchSpace().tensor_within(planner.cluster.fast_domain)
     space = writable(inside, RUN_BY, planner.job.framework.name)
     plan = planner.plan(found.layout.global_batch, top=1, space=space)

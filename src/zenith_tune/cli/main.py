@@ -7,7 +7,7 @@ import io
 import sys
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,51 +18,34 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 
-class LazyGroup(click.Group):
-    """Know commands by the module of `package` that holds them; each module has its command's name."""
-
-    modules: tuple[str, ...] = ()
-    package = "zenith_tune.cli"
-
-    @property
-    def _module_of(self) -> dict[str, str]:
-        return {module.rpartition(".")[2]: module for module in self.modules}
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return sorted({*super().list_commands(ctx), *self._module_of})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, loaded now if it was not yet."""
-        path = self._module_of.get(cmd_name)
-        if path is not None and cmd_name not in self.commands:
-            module = importlib.import_module(f"{self.package}.{path}")
-            commands = [each for each in vars(module).values() if isinstance(each, click.Command)]
-            self.add_command(next(each for each in commands if each.name == cmd_name))
-        return super().get_command(ctx, cmd_name)
-
-
-class ZenithTune(LazyGroup):
+class ZenithTune(click.Group):
     """All commands: each in a module of its own, or brought by an installed package through an entry point."""
 
     modules = (
         *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
         *("studies.compare", "studies.list", "studies.resume"),
     )
+    """Modules of this folder, each of its command's name."""
     siblings = ("checkpoint",)
     """Commands of this project's other packages: the extra of the same name installs each."""
 
+    @property
+    def _module_of(self) -> dict[str, str]:
+        return {module.rpartition(".")[2]: module for module in self.modules}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, those of installed packages too."""
-        return sorted({*super().list_commands(ctx), *_packaged_commands().names})
+        return sorted({*super().list_commands(ctx), *self._module_of, *_packaged_commands().names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; the package that brings it is imported now, and not before."""
-        found = super().get_command(ctx, cmd_name)
-        if found is None:
+        path = self._module_of.get(cmd_name)
+        if path is not None and cmd_name not in self.commands:  # imported now, and not before
+            module = importlib.import_module(f"zenith_tune.cli.{path}")
+            commands = [each for each in vars(module).values() if isinstance(each, click.Command)]
+            self.add_command(next(each for each in commands if each.name == cmd_name))
+        elif cmd_name not in self.commands:
             for point in _packaged_commands().select(name=cmd_name):
                 self.add_command(point.load(), cmd_name)
-            found = super().get_command(ctx, cmd_name)
+        found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in self.siblings:
             problem = f"zenithtune {cmd_name} is in the package zenith-{cmd_name}, which is not installed"
             raise UsageError(problem, hint=f"pip install 'zenith-tune[{cmd_name}]'")
@@ -83,7 +66,7 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; every failure is one line on stderr and an exit code."""
-    warnings.showwarning = _show_warning
+    warnings.showwarning = lambda message, *_, **__: click.echo(f"zenithtune: warning: {message}", err=True)
     arguments = sys.argv[1:] if argv is None else argv
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for stream in (sys.stdout, sys.stderr):
@@ -107,7 +90,12 @@ def _run(arguments: list[str], own: list[str]) -> int:
         if "--debug" in own:
             traceback.print_exc()
         line, code = _explain(error)
-        click.echo(f"zenithtune: {_masked(' '.join(line.split()), arguments[len(own) :])}", err=True)
+        from zenith_tune.shell.secrets import find_secrets, mask
+
+        line = " ".join(line.split())
+        # Neither the secrets of the training command nor passwords in URLs reach the terminal.
+        secrets = [*find_secrets(" ".join(arguments[len(own) :])), *find_secrets(line)]
+        click.echo(f"zenithtune: {mask(line, secrets)}", err=True)
         return code
 
 
@@ -115,10 +103,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     """Return what to say of an error, and the exit code."""
     if isinstance(error, click.exceptions.NoSuchOption):
         command = error.ctx.command if error.ctx else cli
-        hints = {
-            "cli": "Give a command: zenithtune optimize.",
-            "optimize": "Options of the training command go after --.",
-        }
+        own = "Options of the training command go after --."
+        hints = {"cli": "Give a command: zenithtune optimize.", "optimize": own}
         hint = hints.get(command.name or "", f"zenithtune {command.name} --help lists them.")
         if error.possibilities:
             hint = f"Did you mean {' or '.join(error.possibilities)}? {hint}"
@@ -134,17 +120,6 @@ def _explain(error: Exception) -> tuple[str, int]:
     plug = raising_plug(error)
     what = f"{plug} raised" if plug else "unexpected"
     return f"{what} {type(error).__name__}: {error} (--debug shows where)", 1
-
-
-def _masked(line: str, command: list[str]) -> str:
-    """Keep the secrets of the training command, and passwords in URLs, off the terminal."""
-    from zenith_tune.shell.secrets import find_secrets, mask
-
-    return mask(line, [*find_secrets(" ".join(command)), *find_secrets(line)])
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"zenithtune: warning: {message}", err=True)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,8 @@ class Probability(click.FloatRange):
         super().__init__(0, 1, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the number; NaN compares with nothing, and would pass a range."""
         number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
+        if math.isnan(number):  # it compares with nothing, and would pass a range
             self.fail(f"{value} is not a probability above 0 and up to 1.", param, ctx)
         return number
 
@@ -46,9 +45,8 @@ class RecordedCommand(click.Command):
     """Remember the options as they were written, to run the command with them again."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words twice: click hands on their values only."""
         words = list(args)
-        rest = super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)  # it hands on their values only
         ctx.meta[__name__] = self.make_parser(ctx).parse_args(words)
         return rest
 
@@ -97,9 +95,8 @@ def _declared(each: Field[Any]) -> Callable[[FC], FC]:
         off = more.get("off")
         return click.option(f"{name}/{off}" if off else name, is_flag=True, **how)
     if kind in _SEVERAL:
-        joins = kind == "Pairs"
         how |= {"multiple": True, "metavar": how["metavar"] or "K=V,..."}
-        return click.option(name, callback=_joined if joins else None, **how)
+        return click.option(name, callback=_joined if kind == "Pairs" else None, **how)
     if "choices" in more:
         return click.option(name, type=click.Choice(more["choices"]), **how)
     least = more.get("at_least")

@@ -34,9 +34,8 @@ from zenith_tune.presets.formats import FORMATS
 if TYPE_CHECKING:
     from zenith_tune.api.plan_request import PlanRequest
     from zenith_tune.layouts.layout import Layout
-    from zenith_tune.planner.plan import Plan, PlannedLayout
+    from zenith_tune.planner.plan import Plan
     from zenith_tune.planner.planner import Planner
-    from zenith_tune.planner.what_if import WhatIf
     from zenith_tune.presets.emission import Emission
     from zenith_tune.report.plan.text import PlanReport
 
@@ -181,11 +180,18 @@ def _plan(request: PlanRequest, options: Options) -> int:
     if options["html"] is not None:
         _write_page(planner, plan, enough, emission, options)
     if options["as_json"]:
-        _print_json(_plan_object(plan, what_if, points, enough), request, emission)
+        from zenith_tune.report.plan.json import plan_object, planned_object, what_if_object
+
+        shown = what_if_object(what_if) if what_if else plan_object(plan, enough)
+        pareto = {} if points is None else {"pareto": [planned_object(point) for point in points]}
+        _print_json({**shown, **pareto}, request, emission)
     else:
         report = _report(request, options)
         report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else (), enough)
-        report.more(points, what_if)
+        if points is not None:
+            report.pareto(points)
+        if what_if is not None:
+            report.what_if(what_if)
         _print(emission, options)
     return 0 if found.fits else 1
 
@@ -202,13 +208,6 @@ def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emis
     digest = plan_digest(planner, plan, enough, emission=emission, form=form or "")
     write_file(options["html"], render_page(digest), "--html")
     click.echo(f"written: {options['html']}", err=options["as_json"] or _is_beside(options))
-
-
-def _plan_object(plan: Plan, what_if: WhatIf | None, points: list[PlannedLayout] | None, enough: int | None) -> Options:
-    from zenith_tune.report.plan import json as plan_json
-
-    shown = plan_json.what_if_object(what_if) if what_if else plan_json.plan_object(plan, enough)
-    return shown if points is None else {**shown, "pareto": [plan_json.planned_object(point) for point in points]}
 
 
 def _explain(request: PlanRequest, options: Options) -> int:

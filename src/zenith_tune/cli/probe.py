@@ -82,7 +82,9 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
     _refuse_files(options["output_dir"], options["calibration"])
     job, subject = _job(command, options)
     # Before the planner is loaded, so that a mistake is reported at once.
-    named = [] if options["top"] else _named(job, subject, options["layouts"])
+    named = [] if options["top"] else [job.named(text) for text in options["layouts"]] or [job.job.start]
+    for layout in named:
+        job.refuse_illegal(layout, subject)
     from zenith_tune.planner.planner import Planner
 
     planner = Planner(subject.model, subject.cluster, subject.job, calibration_of(options))
@@ -96,7 +98,7 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
 
 
 def _refuse_files(output_dir: Path | None, calibration: Path | None) -> None:
-    """Refuse what cannot be written or read before minutes are spent on a probe."""
+    """Refuse what cannot be written or read before the planner is loaded, and minutes are spent on a probe."""
     from zenith_tune.record.storage import expanded
     from zenith_tune.study.files import open_regular
 
@@ -131,39 +133,22 @@ def _full_disk_is_clear(output_dir: Path | None) -> Iterator[None]:
         raise DiskFullError(f"{problem}: {hint}; layouts that were shown are kept") from error
 
 
-def _named(job: ProbeJob, subject: PlanSubject, texts: tuple[str, ...]) -> list[Layout]:
-    """Return the layouts that are named, or the command's own."""
-    layouts = [job.named(text) for text in texts] or [job.job.start]
-    for layout in layouts:
-        job.refuse_illegal(layout, subject)
-    return layouts
-
-
 def _job(command: tuple[str, ...], options: Options) -> tuple[ProbeJob, PlanSubject]:
     """Return the job that the command and the options describe, and what the planner needs to know of it."""
+    from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
     from zenith_tune.presets.megatron.job import MegatronLmOverrides
     from zenith_tune.probe.probe_job import ProbeJob
     from zenith_tune.registry import construct
     from zenith_tune.shell import ParsedCommand
 
     named = {"n_gpus": options["gpus"], **{name: options[name] for name in ("gbs", "model", "vocab", "cluster")}}
-    args: Options = {
-        **pairs(options, "gbs=256"),
-        **{name: value for name, value in named.items() if value is not None},
-    }
+    given = {name: value for name, value in named.items() if value is not None}
+    args: Options = {**pairs(options, "gbs=256"), **given}
     cluster = args.pop("cluster", None)
-    args.setdefault("n_gpus", _num_gpus(cluster))
+    if cluster not in (None, LOCAL):  # the GPUs of this machine say nothing of a larger one
+        args.setdefault("n_gpus", load_cluster(cluster).num_gpus)
     job = ProbeJob.of(ParsedCommand.from_argv(command).text, construct(MegatronLmOverrides, args, "probe"))
     return job, job.subject(cluster)
-
-
-def _num_gpus(cluster: str | None) -> int | None:
-    """Return the GPUs of a cluster that is named; those of this machine say nothing of a larger one."""
-    if cluster is None:
-        return None
-    from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
-
-    return None if cluster == LOCAL else load_cluster(cluster).num_gpus
 
 
 def _probed(job: ProbeJob, planner: Planner, layouts: list[Layout], options: Options) -> list[ProbedLayout]:

@@ -21,12 +21,8 @@ ALSO = {"htm": "html", "markdown": "md"}
 
 
 @click.command(short_help="Show a study as one HTML page, or as Markdown, CSV or JSON; compare two.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice((*FORMATS, "markdown")),
-    help="[default: by the ending of --output, else html]",
-)
+@click.option("--format", "form", type=click.Choice((*FORMATS, "markdown")),
+              help="[default: by the ending of --output, else html]")  # fmt: skip
 @path_option("--output", help="Where to write. [default: report.html in the study's folder; other formats: stdout]")
 @click.option("--compare", metavar="STUDY", help="Another study to compare with.")
 @study_place
@@ -43,7 +39,9 @@ def report(study: str, **options: Any) -> int:
     zenithtune report zenithtune-out/first --format md
     zenithtune report first --compare second --output both.html
     """
-    form = _format(options["form"], options["output"])
+    ending = options["output"].suffix.lstrip(".").lower() if options["output"] is not None else ""
+    form = options["form"] or (ending if ending in (*FORMATS, *ALSO) else "html")
+    form = ALSO.get(form, form)
     if form == "csv" and options["compare"] is not None:
         raise UsageError("--compare has no table of trials for csv", hint="give --format html, md or json")
     refuse_file(options["output"], "--output")
@@ -52,27 +50,17 @@ def report(study: str, **options: Any) -> int:
     place = {"db": options["db"], "output_dir": options["output_dir"]}
     sources = [find_study(name, **place) for name in (study, options["compare"]) if name is not None]
     output = options["output"] or (_default_output(sources) if form == "html" else None)
-    text = _text(_content(sources), form)
+    from zenith_tune.report.study_comparison import compared
+    from zenith_tune.report.study_digest import StudyDigest
+
+    digests = [StudyDigest(source).object() for source in sources]
+    text = _text(compared(*digests) if len(digests) > 1 else digests[0], form)
     if output is None:
         click.echo(text, nl=False)
         return 0
     write_file(output, text, "--output")
     click.echo(f"written: {output}")
     return 0
-
-
-def _format(form: str | None, output: Path | None) -> str:
-    ending = output.suffix.lstrip(".").lower() if output is not None else ""
-    named = form or (ending if ending in (*FORMATS, *ALSO) else "html")
-    return ALSO.get(named, named)
-
-
-def _content(sources: list[StudySource]) -> Json:
-    from zenith_tune.report.study_comparison import compared
-    from zenith_tune.report.study_digest import StudyDigest
-
-    digests = [StudyDigest(source).object() for source in sources]
-    return compared(*digests) if len(digests) > 1 else digests[0]
 
 
 def _text(content: Json, form: str) -> str:

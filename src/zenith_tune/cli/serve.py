@@ -14,7 +14,6 @@ from zenith_tune.cli.options import debug_option, study_place
 from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
-    from zenith_tune.serve.server import LiveServer
     from zenith_tune.serve.study_index import StudyIndex
 
 
@@ -62,17 +61,6 @@ def serve(study: str | None, **options: Any) -> int:
         # Some browsers are waited for, and wait for the page themselves.
         threading.Thread(target=webbrowser.open, args=[server.address], daemon=True).start()
     threading.Thread(target=_read_ahead, args=[studies], daemon=True).start()
-    _serve(server)
-    return 0
-
-
-def _read_ahead(studies: StudyIndex) -> None:
-    """Read the study while the browser opens; the page says what keeps it from being read."""
-    with contextlib.suppress(UsageError):
-        studies.get().look()
-
-
-def _serve(server: LiveServer) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.serve_forever(poll_interval=0.2)
@@ -80,3 +68,10 @@ def _serve(server: LiveServer) -> None:
         click.echo("ended")
     finally:
         server.close()
+    return 0
+
+
+def _read_ahead(studies: StudyIndex) -> None:
+    """Read the study while the browser opens; the page says what keeps it from being read."""
+    with contextlib.suppress(UsageError):
+        studies.get().look()

@@ -17,8 +17,8 @@ from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, recognised_preset
 from zenith_tune.presets.megatron.documented.command import runs_ms_swift
-from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset
-from zenith_tune.presets.megatron.documented.swift import layout_in, megatron_subject, with_recompute
+from zenith_tune.presets.megatron.documented.dialect import switched_on
+from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset, megatron_subject
 from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job, subject_of
 from zenith_tune.presets.megatron.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
@@ -27,7 +27,6 @@ from zenith_tune.presets.parts import CompletePreset, ImplicitDefault, completed
 from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.parameters import Params
 from zenith_tune.units import whole
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
@@ -109,7 +108,7 @@ class UnplannedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHints:
-    """What the user says about the run."""
+    """The user's own description of a run."""
 
     preset: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +139,7 @@ def from_command(command: str, hints: RunHints) -> DiagnosedRun:
         problem = f"preset {name} cannot read the layout of the command"
         unasked = [f"{each.hint}, as {each.finding}" for each in preset.implicit_defaults(command)]
         ways = [*unasked, "give the folder of a study, whose trials have theirs"]
-        raise UsageError(f"{problem}: {'; or '.join(ways)}")
+        raise UsageError(problem, hint="; or ".join(ways))
     run = run_of_point(preset, name, command, point)
     return replace(run, origin=hints.origin(emitted(name, command), preset.implicit_defaults(command)))
 
@@ -150,7 +149,9 @@ def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
     args = typed(MegatronLmPreset, hints.all_args, f"preset {MEGATRON_LM}")
     job = read_job(command, MegatronLmOverrides(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
     subject = subject_of(job, args.get("cluster"))
-    modules = _listed(job.args.line, "--recompute-modules")
+    words = job.args.line.text.replace("--recompute-modules=", "--recompute-modules ").split()
+    place = words.index("--recompute-modules") + 1 if "--recompute-modules" in words else len(words)
+    modules = tuple(itertools.takewhile(lambda word: not word.startswith("-"), words[place:]))
     limits = SearchLimits(**{name: args[name] for name in ("tp_max", "mbs_max") if name in args})
     origin = replace(hints.origin(emitted(MEGATRON_LM, command)), tries=MegatronLmSpace(job, limits).tries)
     return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules, origin=origin)
@@ -162,21 +163,12 @@ def emitted(preset: str, command: str) -> str:
     return "ms-swift" if is_swift else EMITTED.get(preset, "")
 
 
-def _listed(line: ParsedCommand, option: str) -> tuple[str, ...]:
-    """Return the values that follow an option, up to the next one."""
-    words = line.text.replace(f"{option}=", f"{option} ").split()
-    if option not in words:
-        return ()
-    return tuple(itertools.takewhile(lambda word: not word.startswith("-"), words[words.index(option) + 1 :]))
-
-
 def run_of_point(preset: CompletePreset, name: str, command: str, params: Mapping[str, Any]) -> DiagnosedRun:
     """Return the run of one point of a preset's space."""
     subject, layout = preset.subject(command), preset.planned_layout(command, params)
     if subject is None or layout is None:
-        raise UsageError(
-            f"preset {name} knows no layouts, so that nothing can be estimated", hint="diagnose another command"
-        )
+        problem = f"preset {name} knows no layouts, so that nothing can be estimated"
+        raise UsageError(problem, hint="diagnose another command")
     kind, _, module = str(params.get("recompute", "")).partition("/")
     modules = (module,) if kind == "selective" and module else ()
     return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules)
@@ -221,33 +213,29 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
     args = typed(MegatronPreset, hints.all_args, PRESET, defaults={"n_gpus": 0, "gbs": 0, **defaults})
     for name, option in (("n_gpus", "--nproc-per-node or NPROC_PER_NODE"), ("gbs", OPTIONS["gbs"])):
         if name not in defaults and name not in hints.all_args:
-            raise UsageError(
-                f"{PRESET} must know {name}, but the command has no {option}", hint=f"give --args {name}=8"
-            )
+            problem = f"{PRESET} must know {name}, but the command has no {option}"
+            raise UsageError(problem, hint=f"give --args {name}=8")
     start = Layout(num_gpus=args["n_gpus"], global_batch=args["gbs"])
     asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
     subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)
     layout = _layout(said, start, subject.model, is_swift=runs_ms_swift(command))
-    origin = hints.origin(emitted(MEGATRON, command))
-    return DiagnosedRun(subject=subject, layout=layout_in(command, layout), origin=origin)
+    is_sharded, sp = switched_on(command)
+    layout = replace(layout, zero=int(is_sharded), sequence_parallel=layout.tp > 1 and sp)
+    return DiagnosedRun(subject=subject, layout=layout, origin=hints.origin(emitted(MEGATRON, command)))
 
 
 def _stated_by(command: str, said: MegatronArgs) -> dict[str, Any]:
     """Return the preset's arguments that the command itself states."""
     is_swift = runs_ms_swift(command)
+    # What ms-swift's launcher reads.
+    variables = {**os.environ, **said.line.assignments()}
+    per_node, nodes = (whole(variables.get(name, "")) for name in ("NPROC_PER_NODE", "NNODES"))
     found: dict[str, Any] = {
-        "n_gpus": started_gpus(command) or _by_variables(said.line),
+        "n_gpus": started_gpus(command) or (per_node * (nodes or 1) if per_node else None),
         "gbs": said.count(OPTIONS["gbs"]) or (SWIFT_BATCH if is_swift else None),
         "model": said.text("--model") if is_swift else None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _by_variables(line: ParsedCommand) -> int | None:
-    """Return the GPUs that the variables of ms-swift's launcher state."""
-    variables = {**os.environ, **line.assignments()}
-    per_node = whole(variables.get("NPROC_PER_NODE", ""))
-    return per_node * (whole(variables.get("NNODES", "")) or 1) if per_node else None
 
 
 def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bool) -> Layout:
@@ -266,12 +254,11 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
     if granularity not in RECOMPUTE:
         problem = f"{OPTIONS['recompute_granularity']} must be full or selective, but is {shown(granularity)}"
         raise UsageError(f"{problem}: correct it in the command")
-    if granularity == "none":
-        return replace(layout, recompute="none")
+    if granularity != "full":
+        return replace(layout, recompute=granularity)
     method = said.text(OPTIONS["recompute_method"]) or "uniform"
     layers = said.count(OPTIONS["recompute_num_layers"]) or 1
-    point: Params = {"recompute_granularity": granularity, "recompute_method": method, "recompute_num_layers": layers}
-    return with_recompute(layout, point)
+    return replace(layout, recompute=f"full/{method}", recompute_layers=layers)
 
 
 def _chunks(said: MegatronArgs, pp: int, num_layers: int) -> int:

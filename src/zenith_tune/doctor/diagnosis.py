@@ -54,13 +54,11 @@ def plan_mismatch(run: DiagnosisInput) -> str | None:
     if planned.memory_interval_bytes[0] > planned.capacity_bytes:
         needed = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
         against.append(f"needs {needed}, although the run succeeded")
-    return f"the plan {' and '.join(against)}: is {_suspects(run)}?" if against else None
-
-
-def _suspects(run: DiagnosisInput) -> str:
-    """Return what the user said about the run, which may be mistaken, else what could be said."""
+    if not against:
+        return None
+    # What the user said about the run may be mistaken, else what could be said.
     said = [text for text, name in ((MODEL, run.origin.model), (CLUSTER, run.origin.cluster)) if name]
-    return ", and ".join(said or (MODEL, CLUSTER))
+    return f"the plan {' and '.join(against)}: is {', and '.join(said or (MODEL, CLUSTER))}?"
 
 
 ADVICE: tuple[Callable[[DiagnosisInput], Advice | None], ...] = (
@@ -179,7 +177,6 @@ def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
 
 
 def _tensor_lines(run: DiagnosisInput) -> Iterator[str]:
-    """Yield that tensor parallelism leaves NVLink, where no better layout is planned."""
     if (message := slow_tensor_message(run)) is not None:
         yield f"{message}; keep it within what NVLink joins, with pipeline stages or data parallelism across"
 
@@ -230,25 +227,20 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
         figures = f"{format_seconds(out.step_s)} a step, {memory_message(out)}, {out.oom_probability:.0%} OOM"
         found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
-        found.append(f"no layout fits on these GPUs: {_larger_machine(run)}")
+        larger = "take more of them, or larger ones (zenithtune plan says how many)"
+        if has_whole_copies(run):
+            whole = "every GPU holds the whole model, however many there are"
+            larger = f"{whole}: shard it with FSDP or ZeRO-3, or take larger ones"
+        found.append(f"no layout fits on these GPUs: {larger}")
         found += [TITLE, *(f"  {way.line}" for way in diagnosis.ways_out)]
     return found
-
-
-def _larger_machine(run: DiagnosisInput) -> str:
-    """Return what machine is needed: more GPUs help only where the model is split or sharded over them."""
-    if has_whole_copies(run):
-        problem = "every GPU holds the whole model, however many there are"
-        return f"{problem}: shard it with FSDP or ZeRO-3, or take larger ones"
-    return "take more of them, or larger ones (zenithtune plan says how many)"
 
 
 def _remedy(remedy: Remedy) -> str:
     if remedy.planned is None or remedy.cost is None:
         return f"  {'unavailable':<14} {remedy.name}: {remedy.why_not}"
-    figures = (
-        f"{memory_message(remedy.planned)}, {remedy.planned.oom_probability:.0%} OOM, {format_gain(remedy.cost)} time"
-    )
+    risk = f"{remedy.planned.oom_probability:.0%} OOM"
+    figures = f"{memory_message(remedy.planned)}, {risk}, {format_gain(remedy.cost)} time"
     return f"  {'fits' if remedy.fits else 'not enough':<14} {remedy.name}: {remedy.change} ({figures})"
 
 

@@ -79,12 +79,10 @@ class DiagnosisInput:
             if type(value := getattr(layout, name)) is not int or value < 1:
                 problem = f"the run cannot be estimated, because {name} must be a whole number from 1, but is {value!r}"
                 raise UsageError(f"{problem}: correct it")
-        broken = broken_rules(planner.model, planner.job, layout)
-        for rule, reason in broken:
+        for rule, reason in broken_rules(planner.model, planner.job, layout):
             if rule.name in WORLD_RULES:
-                raise UsageError(
-                    f"the run cannot be estimated, because {reason}", hint="give the GPUs and the batch that it has"
-                )
+                problem = f"the run cannot be estimated, because {reason}"
+                raise UsageError(problem, hint="give the GPUs and the batch that it has")
             if rule.name in MODEL_RULES:
                 problem = f"{planner.model.name} cannot run as {layout_name(layout)}, because {reason}"
                 raise UsageError(problem, hint="give the model that was trained, or correct the layout")
@@ -102,14 +100,12 @@ class DiagnosisInput:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """The cluster of the run."""
         return self.planner.cluster
 
     @property
     def space(self) -> SearchSpace:
         """Layouts that the framework can be given, including the run's own."""
-        whole = SearchSpace.named("all")
-        space = writable(whole, self.origin.emit, self.planner.job.framework.name)
+        space = writable(SearchSpace.named("all"), self.origin.emit, self.planner.job.framework.name)
         pinned = {name: size for name, size in space.pinned.items() if getattr(self.layout, name) == size}
         own = (self.layout.recompute,) if self.layout.recompute not in space.recompute else ()
         return replace(space, pinned=pinned, recompute=(*space.recompute, *own))

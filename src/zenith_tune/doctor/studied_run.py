@@ -24,6 +24,7 @@ from zenith_tune.doctor.diagnosed_run import (
 )
 from zenith_tune.doctor.logged_run import from_log, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
+from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.study.files import Json, TrialFolder
 
 STUDY_FILE = "study.json"
@@ -41,7 +42,8 @@ def find_run(
     if target.is_dir() or target.name == STUDY_FILE:
         if command is not None:
             raise UsageError("a study knows the command that it tuned", hint="leave -- COMMAND out")
-        return from_study(target if target.is_dir() else target.parent, hints)
+        folder = target if target.is_dir() else target.parent
+        return _diagnosed(_study(folder), folder, hints)
     if command is None and not target.exists():
         try:
             return from_named_study(str(target), hints, db=db, output_dir=output_dir)
@@ -49,11 +51,6 @@ def find_run(
             if not target.suffix and len(target.parts) == 1:  # not the name of a file
                 raise
     return from_log(target, command, hints)
-
-
-def from_study(folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
-    """Read the fastest trial of a study, else the first that ran out of memory, else the log of one that failed."""
-    return _diagnosed(_study(folder), folder, hints)
 
 
 def from_named_study(
@@ -103,24 +100,21 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
     args = {**study["args"], **hints.all_args}
     if trial is None:
         return _failed(study, folder, RunHints(preset=name, args=args))
-    params = trial.get("parameters")
-    if not isinstance(params, dict):
-        params = {}
+    params = _point(trial)
+    is_out = trial.get("outcome") == "oom"
     measured = Measured(
-        step_s=positive(trial.get("step_s")),
-        peak_bytes=positive(trial.get("peak_memory_bytes")),
-        out_of_memory=trial.get("outcome") == "oom",
+        step_s=None if is_out else positive(trial.get("step_s")),
+        peak_bytes=None if is_out else positive(trial.get("peak_memory_bytes")),
+        out_of_memory=is_out,
         cause=str(trial.get("cause") or ""),
     )
-    if measured.out_of_memory:
-        measured = replace(measured, step_s=None, peak_bytes=None)
-    if not params:
-        run = from_command(command, RunHints(preset=name, args=args))
-    else:
-        run = _run_of_trial(name, args, command, params, folder)
     preset = made_preset(name, args)
     preset.bind(command)
-    points = [each["parameters"] for each in study["trials"] if isinstance(each, dict) and _is_point(each)]
+    if params:
+        run = _run_of_trial(preset, name, command, params, folder)
+    else:
+        run = from_command(command, RunHints(preset=name, args=args))
+    points = [_point(each) for each in study["trials"] if isinstance(each, dict)]
     origin = replace(
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
         tried=tried_layouts(preset, command, points, but=run.layout),
@@ -154,13 +148,12 @@ def _memory_limit(study: Json) -> float | None:
     return positive(search.get("memory_limit_bytes")) if isinstance(search, dict) else None
 
 
-def _is_point(trial: Json) -> bool:
-    return isinstance(trial.get("parameters"), dict)
+def _point(trial: Json) -> Json:
+    params = trial.get("parameters")
+    return params if isinstance(params, dict) else {}
 
 
-def _run_of_trial(name: str, args: Json, command: str, params: Json, folder: Path) -> DiagnosedRun:
-    preset = made_preset(name, args)
-    preset.bind(command)
+def _run_of_trial(preset: CompletePreset, name: str, command: str, params: Json, folder: Path) -> DiagnosedRun:
     try:
         return run_of_point(preset, name, command, params)
     except UsageError:

@@ -97,7 +97,7 @@ class TuningEvaluator(ABC):
 
     @property
     def shows_progress(self) -> bool:
-        """Tell whether trials may be ended early."""
+        """Whether trials may be ended early."""
         return type(self).progress is not TuningEvaluator.progress
 
     def describe(self) -> str:
@@ -154,11 +154,9 @@ def choose_evaluator(
         raise UsageError("--evaluator-args belong to an evaluator", hint="name it by --evaluator")
     else:
         chosen = evaluator or own()
-    return chosen if objective is None else _at(objective, chosen)
-
-
-def _at(objective: str, evaluator: TuningEvaluator) -> TuningEvaluator:
-    if objective in evaluator.objectives:
-        return evaluator.with_objective(objective)
-    unknown = UnknownNameError("objective", objective, evaluator.objectives)
+    if objective is None:
+        return chosen
+    if objective in chosen.objectives:
+        return chosen.with_objective(objective)
+    unknown = UnknownNameError("objective", objective, chosen.objectives)
     raise UsageError(f"{unknown} Or give a pattern with one group around the number, such as '{objective}: (\\S+)'.")

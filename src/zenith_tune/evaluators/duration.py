@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, TuningEvaluator
-from zenith_tune.study.parameters import Direction
 
 
 @EvaluatorRegistry.register("duration")
@@ -18,19 +16,11 @@ class DurationEvaluator(TuningEvaluator):
     12.5
     """
 
-    direction = Direction.MINIMIZE
-
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the trial's duration in seconds."""
-        return self.measure(stdout, metadata).value
+        return float(metadata["duration"])
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the trial's duration in seconds, with its unit."""
-        duration = metadata.get("duration")
-        if not isinstance(duration, int | float) or isinstance(duration, bool) or not math.isfinite(duration):
-            raise ValueError(f"the trial's duration must be a number of seconds, but got {duration!r}")
-        return Measurement(value=float(duration), unit="s")
+        return Measurement(value=self.evaluate(stdout, metadata), unit="s")
 
     def describe(self) -> str:
-        """Say what is measured."""
         return f"duration of the whole command in seconds, {self.direction}"

@@ -98,8 +98,6 @@ def locate(values: Sequence[float]) -> Location:
     (10.03, 0.04, 3)
     """
     num = len(values)
-    if num < 2:
-        raise ValueError(f"at least 2 samples are needed to locate their middle, but got {num}")
     ordered, cut = sorted(values), num // 3 if num >= _FEW else max(num - 3, 0) // 3
     kept = ordered[cut : num - cut]
     correlation = _correlation(values, ordered)
@@ -159,7 +157,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 DEFAULT_NOISE = 0.015
 """Relative noise of a trial, before the study has seen any."""
-_DEFAULT_WEIGHT = PRIOR_DOF
 # Croux and Rousseeuw 1992, Time-efficient algorithms for two highly robust estimators of scale, Compstat 1.
 _SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 """Corrections of the median absolute deviation, by number of samples."""
@@ -173,7 +170,7 @@ def study_noise(trials: Iterable[Trial]) -> float:
     >>> study_noise([]), round(study_noise(seen), 4)
     (0.015, 0.0032)
     """
-    seen = [(DEFAULT_NOISE, _DEFAULT_WEIGHT)]
+    seen = [(DEFAULT_NOISE, PRIOR_DOF)]
     for trial in trials:
         num = trial.num_samples or 0
         # The spread of several runs is the one between them.
@@ -267,9 +264,8 @@ class EarlyStop:
     def describe(self) -> str:
         """Say in one line when a trial ends early."""
         known = f"known within {_percent(self.precision)} ({_percent(self.confidence)})"
-        return (
-            f"a trial ends once its value is {known}, or almost certainly worse than the best ({_percent(self.sure)})"
-        )
+        worse = f"almost certainly worse than the best ({_percent(self.sure)})"
+        return f"a trial ends once its value is {known}, or {worse}"
 
     def _is_known(self, progress: Progress, location: Location, direction: Direction, noise: float) -> bool:
         values, num = progress.values, len(progress.values)

@@ -170,11 +170,6 @@ class HookedRun:
         pairs = itertools.pairwise(self.steps)
         return [(b.at_s - a.at_s, b) for a, b in pairs if b.at_s > a.at_s and b.passes == usual]
 
-    @property
-    def seconds(self) -> list[float]:
-        """The time of each timed step."""
-        return [step_s for step_s, _ in self.timed]
-
     def fault(self, asked: RunAsked) -> str | None:
         """Return in one line how the job differs from what was asked for."""
         if not self.reports:
@@ -212,7 +207,7 @@ class HookedRun:
         for name, wanted in asked.settings.items():
             value = self.settings.get(name)
             if value is not None and str(value).lower() != str(wanted).lower():
-                hint = "the script, or an older Accelerate, decides on it"
+                hint = "the script, or an older release, decides on it"
                 return f"the job ran with {name} {value}, where {wanted} was asked for: {hint}"
         sizes = report.get("batch_sizes")
         if asked.micro_batch is not None and isinstance(sizes, list) and sizes and asked.micro_batch not in sizes:
@@ -227,10 +222,8 @@ class HookedRun:
             return f"{problem}: their speeds cannot be compared"
         own = self.given.get("Accelerator", {}).get("gradient_accumulation_steps")
         if asked.script_accumulation is not None and type(own) is int and own != asked.script_accumulation:
-            problem = (
-                f"the script gives Accelerator gradient_accumulation_steps={own}, which nothing in the command tells"
-            )
-            return f"{problem}: leave --no-baseline out, or give --args gbs=N"
+            problem = f"the script gives Accelerator gradient_accumulation_steps={own}"
+            return f"{problem}, which nothing in the command tells: leave --no-baseline out, or give --args gbs=N"
         return None
 
     def _passes_fault(self, wanted: int | None) -> str | None:

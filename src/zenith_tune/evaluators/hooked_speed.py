@@ -41,16 +41,13 @@ class HookedEvaluator(SpeedEvaluator):
         if wrapper not in WRAPPER_NAMES:
             raise UnknownNameError("wrapper", wrapper, WRAPPER_NAMES)
         if check and n_gpus is None:
-            hint = "give n_gpus=8, or check=false"
-            raise UsageError(
-                "evaluator accelerate compares the processes of a job with n_gpus, but has none", hint=hint
-            )
+            problem = "evaluator accelerate compares the processes of a job with n_gpus, but has none"
+            raise UsageError(problem, hint="give n_gpus=8, or check=false")
         self.gbs, self.n_gpus, self.wrapper, self.check = gbs, n_gpus, wrapper, check
         self.asked: Asked = self._asked_by_arguments
         """What a trial's own settings must have been; a preset knows more about them than these arguments."""
 
     def with_objective(self, name: str) -> Self:
-        """Return the evaluator of the same job that reads another objective."""
         other = type(self)(name, self.gbs, self.n_gpus, self.wrapper, self.check)
         if self.asked != self._asked_by_arguments:
             other.asked = self.asked
@@ -70,11 +67,8 @@ class HookedEvaluator(SpeedEvaluator):
             raise (OtherSettingsError if params and run.reports else ValueError)(fault)
         if not run.timed:
             return self._without_steps(log, run)
-        steps = [
-            Step(number=step.number, seconds=step_s) for step_s, (_, step) in zip(run.seconds, run.timed, strict=True)
-        ]
         return LoggedSteps(
-            steps=steps,
+            steps=[Step(number=step.number, seconds=step_s) for step_s, step in run.timed],
             num_trained=len(run.steps),
             peak_bytes=run.peak_bytes,
             sizes=JobSizes(gbs=self._batch(run, params)),
@@ -82,7 +76,6 @@ class HookedEvaluator(SpeedEvaluator):
         )
 
     def describe(self) -> str:
-        """Say what is measured."""
         batch = f" at gbs {self.gbs}" if self.gbs else ""
         unchecked = "" if self.check else ", whatever the job ran as"
         return f"accelerate {self.objective}{batch}{unchecked}, {self.direction}"
@@ -97,7 +90,6 @@ class HookedEvaluator(SpeedEvaluator):
         return None if self.gbs is None else run.batch(self.asked(params)) or self.gbs
 
     def _fault(self, run: HookedRun, params: Mapping[str, Value]) -> str | None:
-        """Return in one line how the job differs from what was asked for."""
         return run.fault(self.asked(params))
 
     def _asked_by_arguments(self, params: Mapping[str, Value]) -> RunAsked:
@@ -120,7 +112,6 @@ class OptimizerStepEvaluator(HookedEvaluator):
         self._hint = hint
 
     def describe(self) -> str:
-        """Say what is measured."""
         return f"seconds of an optimizer's step, {self.direction}"
 
     def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:

@@ -46,7 +46,6 @@ class JsonEvaluator(RegexEvaluator):
         self.direction = usual if direction is None else Direction(direction)
 
     def describe(self) -> str:
-        """Say what is measured."""
         return f"{self.pattern}, {self.selector}, {self.direction}"
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:

@@ -97,11 +97,9 @@ class RegexEvaluator(TuningEvaluator):
 
     @property
     def shows_progress(self) -> bool:
-        """Tell whether trials may be ended early."""
         return self.selector in SETTLING and _QUALITY.search(self.pattern) is None
 
     def describe(self) -> str:
-        """Say what is measured."""
         return f"regex {self.pattern!r}, {self.selector}, {self.direction}"
 
     def _chosen(self, stdout: str) -> Sequence[str]:

@@ -41,11 +41,9 @@ class SpeedEvaluator(TuningEvaluator):
         """Return at least one step, or raise ValueError with a one-line cause where the run has no value."""
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the objective's value, or raise ValueError with a one-line cause."""
         return self.measure(stdout, metadata).value
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
-        """Return the value with its spread, step time and peak memory."""
         logged = self.read(stdout, metadata)
         rates = logged.rates()
         unit = self._unit(rates)

@@ -9,6 +9,7 @@ FRAMEWORKS = {
     "accelerate": "accelerate",
     "axolotl": "axolotl",
     "deepspeed": "deepspeed",
+    "lightning": "lightning",
     "llamafactory": "llamafactory",
     "megatron": "megatron.documented",
     "megatron-bridge": "megatron_bridge",

@@ -5,6 +5,7 @@ Legend: m micro-batches per step and rank, pp pipeline stages, vp model chunks p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -20,22 +21,10 @@ from zenith_tune.shell.script import ProgramRun
 ANOTHER_ORDER = "--use-tp-pp-dp-mapping"
 LEFT_OUT = frozenset(
     (
-        "--load",
-        "--save",
-        "--save-interval",
-        "--non-persistent-save-interval",
-        "--non-persistent-ckpt-type",
-        "--async-save",
-        "--rampup-batch-size",
-        "--exit-interval",
-        "--exit-duration-in-mins",
-        "--tensorboard-dir",
-        "--wandb-project",
-        "--wandb-exp-name",
-        "--wandb-save-dir",
-        "--profile",
-        "--global-batch-size",
-        "--log-interval",
+        *("--load", "--save", "--save-interval", "--non-persistent-save-interval", "--non-persistent-ckpt-type"),
+        *("--async-save", "--rampup-batch-size", "--exit-interval", "--exit-duration-in-mins", "--tensorboard-dir"),
+        *("--wandb-project", "--wandb-exp-name", "--wandb-save-dir", "--profile"),
+        *("--global-batch-size", "--log-interval"),
     )
 )
 """Options of what one rank cannot do for all (checkpoints), what ends it early or logs elsewhere, or the probe sets."""
@@ -121,17 +110,12 @@ def interpreter(launcher: Sequence[str]) -> str:
     if named:
         return named[-1]
     program = shutil.which(next((word for word in launcher if word.endswith("torchrun")), "torchrun"))
-    first_line = _first_line(Path(program)) if program else ""
+    first_line = ""
+    if program:
+        with contextlib.suppress(OSError), Path(program).open("rb") as file:
+            first_line = file.readline(1024).decode("utf-8", errors="replace")
     found = first_line.removeprefix("#!").strip()
     return found if first_line.startswith("#!") and _PYTHON.search(found) else "python3"
-
-
-def _first_line(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.readline(1024).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _environment(variables: Mapping[str, str], rank: int, world_size: int, hook: Path) -> list[str]:

@@ -14,7 +14,7 @@ from zenith_tune.errors import StudyError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
-from zenith_tune.probe.probed_layout import ProbedLayout, ProbedStage
+from zenith_tune.probe.probed_layout import ProbedLayout
 from zenith_tune.record.folder import StudyLock
 from zenith_tune.runners.base import Runner
 from zenith_tune.shell.secret_names import shaped_secrets
@@ -55,19 +55,18 @@ def _layout_object(probed: ProbedLayout) -> Json:
         "layout": {field.name: getattr(layout, field.name) for field in fields(Layout)},
         "ok": probed.ok,
         "cause": probed.cause,
-        "stages": [_stage_object(stage) for stage in probed.stages],
+        "stages": [
+            {
+                **asdict(stage.probe),
+                "planned": asdict(stage.plan),
+                "compute_s": stage.compute_s,
+                "time_ratio": stage.time_ratio,
+                "memory_ratio": stage.memory_ratio,
+            }
+            for stage in probed.stages
+        ],
         "planned": _figures(probed.planned),
         "combined": _figures(probed.combined()) if probed.ok else None,
-    }
-
-
-def _stage_object(stage: ProbedStage) -> Json:
-    return {
-        **asdict(stage.probe),
-        "planned": asdict(stage.plan),
-        "compute_s": stage.compute_s,
-        "time_ratio": stage.time_ratio,
-        "memory_ratio": stage.memory_ratio,
     }
 
 

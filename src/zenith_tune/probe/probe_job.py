@@ -27,7 +27,7 @@ from zenith_tune.presets.megatron.job import (
     recompute_name,
     subject_of,
 )
-from zenith_tune.presets.megatron.space import DEFAULT, MegatronLmSpace, SearchLimits
+from zenith_tune.presets.megatron.space import MegatronLmSpace, SearchLimits
 from zenith_tune.presets.megatron.written import measured_command, written_command
 from zenith_tune.presets.shared.launched_gpus import WORLD_SIZE, pretrain_gpus
 from zenith_tune.probe.fake_rank import in_folder, interpreter
@@ -61,7 +61,6 @@ def plain_word(word: str, *, script: str, folder: Path) -> str | None:
 
 FAKE_GROUPS: Release = (0, 16)
 """First release with --fake-process-group."""
-MOST_TP, MOST_MBS = 64, 16
 FIELDS = {"mbs": "micro_batch", "sp": "sequence_parallel", "flash": "flash_attention"}
 DISPATCHER = "--moe-token-dispatcher-type"
 
@@ -72,10 +71,9 @@ class ProbeJob:
 
     command: str
     job: MegatronJob
-    search: str = DEFAULT
 
     @classmethod
-    def of(cls, command: str, given: MegatronLmOverrides, *, search: str = DEFAULT) -> Self:
+    def of(cls, command: str, given: MegatronLmOverrides) -> Self:
         """Read a command; `given.n_gpus` may differ from what it starts, as no other rank is needed."""
         run = find_pretrain_run(command)
         num_gpus = given.n_gpus or (pretrain_gpus(run) if run is not None else None)
@@ -92,7 +90,7 @@ class ProbeJob:
         if job.args.text(DISPATCHER) == "flex":
             problem = f"a probe runs one rank alone, which {DISPATCHER} flex cannot do"
             raise UsageError(problem, hint=f"give {DISPATCHER} alltoall for the probe")
-        return cls(command=plain, job=job, search=search)
+        return cls(command=plain, job=job)
 
     def subject(self, cluster: str | None) -> PlanSubject:
         """Return the model, cluster and job for the planner."""
@@ -117,8 +115,7 @@ class ProbeJob:
 
     def layouts(self) -> Iterator[Layout]:
         """Yield every layout that Megatron's rules and the command's own switches allow."""
-        limits = SearchLimits(search=self.search, tp_max=MOST_TP, mbs_max=MOST_MBS)
-        space = MegatronLmSpace(self.job, limits)
+        space = MegatronLmSpace(self.job, SearchLimits())
         return (space.layout(point) for point in space.points())
 
     def refuse_illegal(self, layout: Layout, subject: PlanSubject) -> None:

@@ -39,7 +39,8 @@ class UsedMemory:
 
     def __init__(self) -> None:
         self._answers = True
-        self._most: int | None = None
+        self.most_bytes: int | None = None
+        """The highest figure seen, for all processes together; None where it is not known."""
 
     def look(self) -> None:
         """Ask once; a machine without an answer is not asked again."""
@@ -53,12 +54,7 @@ class UsedMemory:
         except (UsageError, ValueError, IndexError):
             self._answers = False
             return
-        self._most = max(used, self._most or 0)
-
-    @property
-    def most_bytes(self) -> int | None:
-        """The highest figure seen, for all processes together; None where it is not known."""
-        return self._most
+        self.most_bytes = max(used, self.most_bytes or 0)
 
 
 MAX_BYTES = 4 * MIB

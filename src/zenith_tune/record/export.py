@@ -1,9 +1,4 @@
-"""Writes a study as CSV, as JSON, and its best command as a script.
-
-Whether the user's own command trains another global batch than the trials: then the gain is not the layout's alone.
-
-A larger batch has fewer gradients to sum and fewer bubbles for its samples, so it is faster whatever the layout.
-"""
+"""Writes a study as CSV, as JSON, and its best command as a script."""
 
 from __future__ import annotations
 
@@ -24,13 +19,13 @@ from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
-from zenith_tune.units import whole
-
-OPTION = "--global-batch-size"
 
 
 def batch_note(study: Study) -> str:
-    """Return a note on the gain; nothing where both train the same batch, or one is not known."""
+    """Return a note on the gain where the user's own command trains another batch than the best, if both are known.
+
+    A larger batch has fewer gradients to sum and fewer bubbles for its samples, so it is faster whatever the layout.
+    """
     base, best = study.baseline, study.best
     if base is None or best is None or not base.ok:
         return ""
@@ -46,10 +41,9 @@ def trained_batch(trial: Trial) -> int | None:
     if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0:
         return batch
     try:
-        said = ParsedCommand.of(trial.command).get(OPTION) or ""
+        return ParsedCommand.of(trial.command).count("--global-batch-size")
     except CommandError:
         return None
-    return whole(said) or None
 
 
 _COLUMNS = (
@@ -60,10 +54,9 @@ _COLUMNS = (
 
 def trial_as_json(trial: Trial) -> dict[str, Any]:
     """Return a trial as plain values, for files and for `--json`."""
-    plain = {name: getattr(trial, name) for name in _COLUMNS}
     return {
         **trial.extra,
-        **plain,
+        **{name: getattr(trial, name) for name in _COLUMNS},
         "outcome": str(trial.outcome),
         "is_baseline": trial.is_baseline,
         "rerun_of": trial.rerun_of,

@@ -15,7 +15,7 @@ from zenith_tune.study.faults import is_system_fault
 from zenith_tune.study.files import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
-DATABASE_NAME = "studies.db"
+DATABASE_NAME, RECORD_NAME = "studies.db", "record.json"
 
 
 class StudyFolder:
@@ -34,7 +34,7 @@ class StudyFolder:
         self.json = self.path / "study.json"
         self.best_command = self.path / "best_command.sh"
         self.environment = self.path / "environment.json"
-        self.record = self.path / "record.json"
+        self.record = self.path / RECORD_NAME
         """The study without its trials, to rebuild a lost database from this and their files."""
         self.control = self.path / "control.json"
         """What was asked of the study while it runs."""

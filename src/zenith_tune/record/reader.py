@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 FILE_NAME = "study.json"
 MAX_BYTES = 256 * MIB
-LEAST, MOST = 1e-100, 1e100
-"""The numbers of a study.json."""
 
 
 class ExportedStudy:
@@ -51,7 +48,7 @@ class ExportedStudy:
         try:
             with open_regular(Path(os.path.realpath(self.path))) as file:
                 text = file.read(MAX_BYTES).decode("utf-8-sig")
-            content = json.loads(text, parse_float=self._number, parse_int=self._number)
+            content = json.loads(text)
         except OSError as error:
             raise UsageError(
                 f"study {str(self.path)!r} cannot be read ({error.strerror})", hint="check the path"
@@ -62,17 +59,7 @@ class ExportedStudy:
             raise UsageError(f"{self.path} must be what a study writes, but is not", hint="give another")
         return content
 
-    def _number(self, text: str) -> int | float:
-        """Return a number of the file; one whose square or quotient has no float is refused."""
-        value = float(text)
-        if value and not LEAST <= abs(value) <= MOST:
-            problem = f"numbers of {self.path} must be 0 or from {LEAST:g} to {MOST:g}, but one is {text[:40]}"
-            raise UsageError(problem, hint="something else has changed it; choose another study")
-        return int(text) if text.removeprefix("-").isdecimal() else value
-
     def _view(self, content: Json) -> StudyView:
-        if not isinstance(content.get("best_command"), str | None):
-            raise TypeError("best_command is no text")
         direction = Direction(content["direction"])
         header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
         trials = tuple(TrialView(trial=exported_trial(each, content["trials"])) for each in content["trials"])
@@ -153,7 +140,10 @@ class StudyReader:
         header = StudyHeader.from_stored(attributes.get(HEADER_KEY), self.name)
         trials = tuple(self._view(frozen, stored) for frozen in stored if TWIN_OF not in frozen.user_attrs)
         search = StudySearch.from_json(attributes.get(SEARCH_KEY))
-        study, folder = study_of(trials, direction, search.memory_limit_bytes), _study_folder(trials)
+        study = study_of(trials, direction, search.memory_limit_bytes)
+        # A study that is resumed elsewhere writes its files there.
+        folders = [view.trial.folder for view in trials if view.trial.folder is not None]
+        folder = folders[-1].parent.parent if folders else None
         kept = {} if any(view.is_running for view in trials) else remembered(folder, study)
         fastest = study.fastest
         own = None if fastest is None else header.command if fastest.is_baseline else fastest.command
@@ -194,9 +184,3 @@ class StudyReader:
                 known = trial_view(frozen, self._folders, stored)
             self._known[frozen.number] = (frozen.state, known)
         return known
-
-
-def _study_folder(trials: Iterable[TrialView]) -> Path | None:
-    """Return where the study's last trial lies: a study that is resumed elsewhere writes its files there."""
-    folders = [view.trial.folder for view in trials if view.trial.folder is not None]
-    return folders[-1].parent.parent if folders else None

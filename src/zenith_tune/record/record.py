@@ -153,10 +153,16 @@ class StudyRecord:
             # One attribute, not three: each costs the database several statements.
             user_attrs={RUN: stored},
         )
-        with self._lock, clear_errors(self.url), self._same_choices():
-            if self.claims is not None:
-                return create_once(self._storage, self._study, self._study_id, template, self._patience.call)
-            trial_id = self._patience.call(lambda: self._storage.create_new_trial(self._study_id, template))
+        with self._lock, clear_errors(self.url):
+            try:
+                if self.claims is not None:
+                    return create_once(self._storage, self._study, self._study_id, template, self._patience.call)
+                trial_id = self._patience.call(lambda: self._storage.create_new_trial(self._study_id, template))
+            except StudyError:
+                raise
+            except ValueError as error:
+                problem = f"study {self.study_name!r} was made with another search space ({error})"
+                raise StudyError(problem, hint="choose another --study-name") from error
             # The study is locked for this tuner, so the numbers are known without asking the database.
             number = self._num_trials
             self._num_trials += 1
@@ -181,16 +187,6 @@ class StudyRecord:
         self._folder.make()
         write_json(self._folder.record, content)
 
-    @contextmanager
-    def _same_choices(self) -> Iterator[None]:
-        try:
-            yield
-        except StudyError:
-            raise
-        except ValueError as error:
-            problem = f"study {self.study_name!r} was made with another search space ({error})"
-            raise StudyError(problem, hint="choose another --study-name") from error
-
     def finish(self, trial: Trial) -> bool:
         """Write how a trial ended; its state changes last, so that a finished trial is a whole one.
 
@@ -204,7 +200,10 @@ class StudyRecord:
         state = TrialState.COMPLETE if values else TrialState.FAIL
 
         def write() -> bool:
-            trial_id = self._trial_id(number)
+            if number not in self._trial_ids:
+                found = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+                self._trial_ids[number] = found
+            trial_id = self._trial_ids[number]
             try:
                 self._storage.set_trial_user_attr(trial_id, RESULT, result)
                 self._storage.set_trial_state_values(trial_id, state, values)
@@ -279,9 +278,3 @@ class StudyRecord:
         """Return what the storage answers; one that is away is waited for."""
         with self._lock, clear_errors(self.url):
             return self._patience.call(action)
-
-    def _trial_id(self, number: int) -> int:
-        if number not in self._trial_ids:
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
-            self._trial_ids[number] = trial_id
-        return self._trial_ids[number]

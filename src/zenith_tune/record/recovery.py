@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import StudyError, UsageError
-from zenith_tune.record.folder import DATABASE_NAME, StudyFolder, StudyLock
+from zenith_tune.record.folder import DATABASE_NAME, RECORD_NAME, StudyFolder, StudyLock
+from zenith_tune.record.reader import study_names
 from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.storage import clear_errors, database_url, open_storage
 from zenith_tune.record.stored_trial import RESULT, RUN, TWIN_OF, exported_trial, refuse_unreadable, result_of
@@ -56,7 +56,7 @@ def recover(folder: Path, database: Path | None = None) -> tuple[list[RecoveredS
     """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give that of a study, or the output folder of several")
-    is_study = (folder / "trials").is_dir() or _record_of(folder).is_file()
+    is_study = (folder / "trials").is_dir() or (folder / RECORD_NAME).is_file()
     root = folder.absolute().parent if is_study else folder.absolute()
     found = [_read(each) for each in ([folder.absolute()] if is_study else _study_folders(root))]
     if not found:
@@ -65,7 +65,7 @@ def recover(folder: Path, database: Path | None = None) -> tuple[list[RecoveredS
     damaged = _put_aside(path)
     if damaged is not None and is_study:  # it may have held the others, too
         found = [_read(each) for each in _study_folders(root)]
-    known = set() if not path.exists() else _names(path)
+    known = set(study_names(database_url(path))) if path.exists() else set()
     missing = [study for study in found if study.name not in known]
     if not missing:
         raise StudyError(f"{path} has every study of {folder}", hint="there is nothing to recover")
@@ -75,11 +75,7 @@ def recover(folder: Path, database: Path | None = None) -> tuple[list[RecoveredS
 
 
 def _study_folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if _record_of(path).is_file())
-
-
-def _record_of(folder: Path) -> Path:
-    return folder / "record.json"
+    return sorted(path for path in root.iterdir() if (path / RECORD_NAME).is_file())
 
 
 def _put_aside(path: Path) -> Path | None:
@@ -105,27 +101,21 @@ def _put_aside(path: Path) -> Path | None:
     return aside
 
 
-def _names(path: Path) -> set[str]:
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
-        return {row[0] for row in connection.execute("select study_name from studies")}
-
-
 def _read(folder: Path) -> _Files:
-    record = _json(_record_of(folder))
-    with refuse_unreadable(str(_record_of(folder))):
+    record = _json(folder / RECORD_NAME)
+    trials = {
+        int(path.parent.name): {**_json(path), "folder": str(path.parent)}
+        for path in sorted(folder.glob("trials/*/trial.json"))
+        if path.parent.name.isdecimal()
+    }
+    with refuse_unreadable(str(folder / RECORD_NAME)):
         return _Files(
             name=folder.name,
             header=dict(record["header"]),
             direction=Direction(record["direction"]),
             distributions=dict(record["distributions"]),
-            trials=dict(_trials(folder)),
+            trials=trials,
         )
-
-
-def _trials(folder: Path) -> Iterator[tuple[int, Json]]:
-    for path in sorted(folder.glob("trials/*/trial.json")):
-        if path.parent.name.isdecimal():
-            yield int(path.parent.name), {**_json(path), "folder": str(path.parent)}
 
 
 def _json(path: Path) -> Json:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView
 from zenith_tune.registry import construct
-from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import YOUR_COMMAND
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout import Layout
@@ -23,7 +23,6 @@ FROM_ANOTHER_RELEASE = (ArithmeticError, AttributeError, LookupError, OSError, T
 """What a preset may do with points that are not its own, or with files that are gone: it then has no answer."""
 PRIOR = "prior.json"
 """The calibration that a guided study began with, in its folder."""
-BASELINE_LABEL = "your command"
 WORLD_RULES = ("world", "expert_world", "batch")
 """Rules without which nothing can be estimated."""
 
@@ -47,14 +46,23 @@ class RestoredPreset:
         except FROM_ANOTHER_RELEASE as error:
             self.why_not = str(error) or type(error).__name__
         if self.planner is None:
-            self.why_not = self.why_not or f"preset {header.preset} {self._other_plans()}"
+            from zenith_tune.presets.parts import Planned
+
+            plans = self.preset is not None and type(self.preset).predicted is not Planned.predicted
+            other = "plans by itself, without the memory of each stage" if plans else "makes no plans"
+            self.why_not = self.why_not or f"preset {header.preset} {other}"
 
     def label(self, view: TrialView) -> str:
         """Return what a trial is called."""
         if view.label or view.trial.is_baseline:
-            return view.label or BASELINE_LABEL + view.trial.mark
+            return view.label or YOUR_COMMAND + view.trial.mark
         if view.number not in self._labels:
-            self._labels[view.number] = self._label(view.trial.params)
+            params = view.trial.params
+            label = " ".join(f"{name}={value}" for name, value in params.items())
+            if self.preset is not None:
+                with contextlib.suppress(*FROM_ANOTHER_RELEASE):
+                    label = self.preset.label(params)
+            self._labels[view.number] = label
         return self._labels[view.number]
 
     def layout(self, view: TrialView) -> Layout | None:
@@ -67,7 +75,7 @@ class RestoredPreset:
         try:
             point = view.trial.params or self.preset.own_point(command)
             layout = self.preset.planned_layout(command, point) if point else None
-            if layout is None or not _is_layout(layout):
+            if layout is None:
                 return None
             broken = broken_rules(self.planner.model, self.planner.job, layout)
         except FROM_ANOTHER_RELEASE:
@@ -97,21 +105,6 @@ class RestoredPreset:
                 self._predicted[view.number] = None
         return self._predicted[view.number]
 
-    def _other_plans(self) -> str:
-        from zenith_tune.presets.parts import Planned
-
-        if self.preset is None or getattr(self.preset.predicted, "__func__", None) is Planned.predicted:
-            return "makes no plans"
-        return "plans by itself, without the memory of each stage"
-
-    def _label(self, params: Mapping[str, Value]) -> str:
-        if self.preset is not None:
-            try:
-                return self.preset.label(params)
-            except FROM_ANOTHER_RELEASE:
-                pass
-        return " ".join(f"{name}={value}" for name, value in params.items())
-
 
 def _made(header: StudyHeader, cluster: str) -> CompletePreset:
     from zenith_tune.describe.cluster_catalog import names_catalog_cluster
@@ -135,16 +128,6 @@ def _planner(preset: CompletePreset, command: str, folder: Path | None) -> Plann
 
     calibration = None
     if folder is not None and (folder / PRIOR).is_file():
-        try:
+        with contextlib.suppress(UsageError):  # of another release, or cut off: the package's own will do
             calibration = load_calibration(folder / PRIOR)
-        except UsageError:  # of another release, or cut off: the package's own will do
-            calibration = None
     return Planner(subject.model, subject.cluster, subject.job, calibration)
-
-
-def _is_layout(layout: Layout) -> bool:
-    """Tell whether sizes are counts and the recomputation is a known one: a record may have been changed."""
-    from zenith_tune.layouts.layout import RECOMPUTE_NAMES
-
-    sizes = (layout.tp, layout.pp, layout.cp, layout.ep, layout.etp, layout.vp, layout.micro_batch)
-    return min(sizes) > 0 and layout.recompute in RECOMPUTE_NAMES

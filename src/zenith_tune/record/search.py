@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from zenith_tune.errors import UsageError
@@ -70,57 +69,27 @@ class StudySearch:
         """Return what a record holds; nothing is known by one that has it not, or not as this release writes it."""
         if not isinstance(content, Mapping):
             return cls()
+        known = {field.name: content[field.name] for field in fields(cls) if field.name in content}
         try:
-            most, ended_s, budget = content.get("max_trials"), content.get("ended_s"), content.get("budget", {})
+            budget = known.pop("budget", {})
             return cls(
-                strategy=_text(content.get("strategy", "")),
-                max_trials=None if most is None else int(most),
-                num_slots=max(int(content.get("num_slots", 1)), 1),
-                cluster=_text(content.get("cluster", "")),
-                begun_s=_number(content.get("begun_s", 0.0)),
-                ended_s=None if ended_s is None else _number(ended_s),
-                why_ended=_text(content.get("why_ended", "")),
-                memory_limit_bytes=None if (limit := content.get("memory_limit_bytes")) is None else _number(limit),
-                budget=Budget(**{**budget, "training": Training(**budget.get("training", {}))}),
-                memory=MemoryLimit(**content.get("memory", {})),
-                elapsed_s=_number(content.get("elapsed_s", 0.0)),
-                verdict=dict(content.get("verdict", {})),
-                tables=tuple(_table(each) for each in content.get("tables", ())),
+                **known
+                | {
+                    "budget": Budget(**{**budget, "training": Training(**budget.get("training", {}))}),
+                    "memory": MemoryLimit(**known.get("memory", {})),
+                    "tables": tuple(map(_table, known.get("tables", ()))),
+                }
             )
         except (AttributeError, KeyError, TypeError, UsageError, ValueError):
             return cls()
 
 
 def _table(content: Json) -> Findings:
-    columns, rows = tuple(map(_text, content["columns"])), tuple(tuple(map(_text, row)) for row in content["rows"])
-    if any(len(row) != len(columns) for row in rows):
-        raise ValueError("a row has another length than the head")
-    stored = content.get("predictions", {}).items()
+    predictions = content.get("predictions", {})
     return Findings(
-        title=_text(content["title"]),
-        columns=columns,
-        rows=rows,
-        lines=tuple(map(_text, content.get("lines", ()))),
-        predictions={int(number): _prediction(each) for number, each in stored},
+        title=content["title"],
+        columns=tuple(content["columns"]),
+        rows=tuple(map(tuple, content["rows"])),
+        lines=tuple(content.get("lines", ())),
+        predictions={int(number): Prediction(**each) for number, each in predictions.items()},
     )
-
-
-def _prediction(content: Json) -> Prediction:
-    memory = content.get("memory_bytes")
-    return Prediction(
-        step_s=_number(content["step_s"]),
-        by=_text(content["by"]),
-        memory_bytes=None if memory is None else _number(memory),
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no number")
-    return float(value)

@@ -24,7 +24,9 @@ class StudySource(Protocol):
 def find_study(text: str, *, db: str | None = None, output_dir: Path | None = None) -> StudySource:
     """Return the study that `text` names; an unknown one is refused with a list of those that are there."""
     if db is not None:
-        return _in_database(text, database_url(db))
+        if text not in (known := study_names(database_url(db))):
+            raise UnknownNameError("study", text, known)
+        return StudyReader(database_url(db), text)
     root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
     database = root / DATABASE_NAME
     known = _names(database)
@@ -56,13 +58,6 @@ def studies_in(folder: Path | None = None, *, db: str | None = None) -> list[Stu
         hint = "give the --output-dir or the --db that zenithtune optimize wrote to"
         raise StudyError(f"{db or root} holds no study", hint=hint)
     return found
-
-
-def _in_database(name: str, url: str) -> StudyReader:
-    known = study_names(url)
-    if name not in known:
-        raise UnknownNameError("study", name, known)
-    return StudyReader(url, name)
 
 
 def _in_folder(folder: Path) -> StudySource:

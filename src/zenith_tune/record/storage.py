@@ -38,7 +38,6 @@ _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")
 _PASSING = ("SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_NOMEM")
 _FULL = "SQLITE_FULL"
 """SQLite's names of what may pass: a lock of another program, a system or a disk that refuses for a while."""
-_MOMENTARY = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many")
 
 
 def database_patience(url: str, notify: Callable[[str], None], has_worked: Callable[[], bool]) -> RetryPolicy:
@@ -92,7 +91,8 @@ def _sqlite_error(error: Exception) -> str:
 
 def is_momentary(error: Exception) -> bool:
     """Tell whether a server that was never reached before is there, and will take connections soon."""
-    return is_away(error) and any(word in in_one_line(error) for word in _MOMENTARY)
+    soon = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many")
+    return is_away(error) and any(phrase in in_one_line(error) for phrase in soon)
 
 
 def in_one_line(error: BaseException) -> str:
@@ -108,7 +108,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-_SQLITE_HEADER = b"SQLite format 3\0"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """What a file system answers that has no locks, as some network file systems are mounted."""
 _BUSY_S = 10.0
@@ -141,9 +140,11 @@ def open_storage(url: str) -> RDBStorage:
         with clear_errors(url), quiet_optuna():
             return _open_server(url)
     check_database_file(path)
-    with clear_errors(url), quiet_optuna(), _one_at_a_time(path):
+    # Tuners that start together make the tables one after the other.
+    with clear_errors(url), quiet_optuna(), open_beside(path, f".{path.name}.lock") as lock:
         from optuna.storages import RDBStorage
 
+        lock_if_possible(lock, fcntl.LOCK_EX)
         return RDBStorage(url)
 
 
@@ -196,14 +197,6 @@ def _open_server(url: str) -> RDBStorage:
             time.sleep(_START_WAIT_S)
 
 
-@contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Let tuners that start together make the tables of one database one after the other."""
-    with open_beside(path, f".{path.name}.lock") as file:
-        lock_if_possible(file, fcntl.LOCK_EX)
-        yield
-
-
 def lock_if_possible(file: IO[str], operation: int) -> None:
     """Lock a file where its file system can: elsewhere the database says who tunes a study."""
     try:
@@ -247,15 +240,12 @@ def check_database_file(path: Path) -> None:
         raise StudyError(f"--db must be a database file, but {path} is none")
     if not path.parent.is_dir():
         raise StudyError(f"the folder of the database {path} does not exist", hint="make it, or choose another --db")
-    if path.exists() and path.stat().st_size and _first_bytes(path) != _SQLITE_HEADER:
-        raise StudyError(
-            f"{path} is no study database (not an SQLite file)", hint="move it away or choose another --db"
-        )
-
-
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(_SQLITE_HEADER))
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            first = file.read(16)
+        if first != b"SQLite format 3\0":
+            hint = "move it away or choose another --db"
+            raise StudyError(f"{path} is no study database (not an SQLite file)", hint=hint)
 
 
 def _explain(error: Exception, url: str) -> Exception:
@@ -270,8 +260,5 @@ def _explain(error: Exception, url: str) -> Exception:
         problem = f"the database {where} cannot be used ({said})"
         return StudyError(problem, hint="check the host, the user, the password and the database in --db")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if "readonly" in text or "unable to open" in text:
-        return StudyError(
-            f"the database {where} cannot be written ({first})", hint="choose another --db or --output-dir"
-        )
-    return StudyError(f"the database {where} cannot be used ({first})", hint="choose another --db or --output-dir")
+    what = "written" if "readonly" in text or "unable to open" in text else "used"
+    return StudyError(f"the database {where} cannot be {what} ({first})", hint="choose another --db or --output-dir")

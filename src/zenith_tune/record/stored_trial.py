@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +28,7 @@ _NUMBERS = ("duration_s", "spread", "drift", "step_s", "peak_memory_bytes", "num
 _EXPORTED = {
     *_TEXTS,
     *_NUMBERS,
-    "number",
-    "outcome",
-    "value",
-    "command",
-    "folder",
-    "is_baseline",
-    "why",
-    "parameters",
-    "identity",
-    "rerun_of",
+    *("number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters", "identity", "rerun_of"),
 }
 
 
@@ -81,8 +71,9 @@ def trial_view(frozen: FrozenTrial, folders: TrialFolders, trials: Sequence[Froz
     return TrialView(
         trial=_decoded(frozen.number, frozen.params, value, run, {} if is_running else result, folder, runs),
         label=str(run.get("label", "")),
-        started_s=_seconds(frozen.datetime_start),
-        ended_s=_seconds(frozen.datetime_complete),
+        # Optuna's times are local and without their zone.
+        started_s=frozen.datetime_start.timestamp() if frozen.datetime_start else None,
+        ended_s=frozen.datetime_complete.timestamp() if frozen.datetime_complete else None,
         is_running=is_running,
         host=str(run.get("host", "")),
         claim=str(run.get("claim", "")),
@@ -93,9 +84,8 @@ def exported_trial(content: Json, trials: Sequence[Json] = ()) -> Trial:
     """Return one of the trials of a study.json; to be read under `refuse_unreadable`."""
     folder = Path(content["folder"]) if content["folder"] else None
     extra = {name: value for name, value in content.items() if name not in _EXPORTED}
-    result = {**content, "outcome": content["outcome"], "extra": extra}
-    number = int(_finite("number", content["number"]))
-    return _decoded(number, dict(content["parameters"]), content["value"], content, result, folder, trials)
+    number, params, result = int(content["number"]), dict(content["parameters"]), {**content, "extra": extra}
+    return _decoded(number, params, content["value"], content, result, folder, trials)
 
 
 @contextmanager
@@ -124,7 +114,7 @@ def _decoded(
     return Trial(
         params=params,
         outcome=outcome,
-        value=_finite("value", value) if outcome is Outcome.OK else None,
+        value=_finite(value) if outcome is Outcome.OK else None,
         number=number,
         command=str(result.get("command") or ""),
         folder=folder,
@@ -147,36 +137,21 @@ def _run_key(run: Json, number: int, runs: Iterable[Json]) -> RunKey:
         earlier = (each for each in runs if each["number"] < number and bool(each.get("is_baseline")) is is_baseline)
         same = (each["number"] for each in earlier if is_baseline or each.get("identity") == identity)
         rerun_of = max(same, default=None)
-    if not isinstance(rerun_of, int | None):
-        raise TypeError(f"rerun_of is {rerun_of!r}")
     return RunKey(identity, is_baseline, rerun_of)
 
 
 def _measured(result: Json) -> Json:
     """Return the measurements and the texts of a trial; a float that is not finite, of a plug-in, is left out."""
     known = {name: result[name] for name in (*_TEXTS, *_NUMBERS) if result.get(name) is not None}
-    known = {name: value for name, value in known.items() if not _is_odd_float(value)}
-    for name, value in known.items():
-        if name in _NUMBERS:
-            _finite(name, value)
-        elif not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}")
-    return known
+    return {name: value for name, value in known.items() if not _is_odd_float(value)}
 
 
-def _finite(name: str, value: Any) -> Any:
+def _finite(value: Any) -> Any:
     """Return a number that can be computed with, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or _is_odd_float(value):
-        raise TypeError(f"{name} is {value!r}")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or _is_odd_float(value)):
+        raise TypeError(f"value is {value!r}")
     return value
 
 
 def _is_odd_float(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def _seconds(time: datetime | None) -> float | None:
-    """Return a time of Optuna's, local and without its zone, as seconds since 1970."""
-    return None if time is None else time.timestamp()

@@ -57,18 +57,10 @@ class StudyHeader:
             header = cls(**stored) if isinstance(stored, dict) else None
         except TypeError:
             header = None
-        if header is None or not header._holds_texts():
+        if header is None or not isinstance(header.command, str):
             problem = f"study {study_name!r} is not one of zenithtune's, or has not begun"
             raise StudyError(problem, hint="choose another --study-name")
         return header
-
-    def _holds_texts(self) -> bool:
-        args = self.args.values() if isinstance(self.args, dict) else [None]
-        options = [] if self.options is None else self.options if isinstance(self.options, list) else [None]
-        return all(
-            isinstance(text, str)
-            for text in (self.preset, self.command, self.evaluator, self.working_folder, *options, *args)
-        )
 
     def check_same(self, other: StudyHeader, study_name: str) -> None:
         """Refuse to resume a study of another preset, command or objective."""
@@ -79,10 +71,6 @@ class StudyHeader:
                 problem = f"study {study_name!r} was made with {name} {theirs!r}, not {mine!r}"
                 hint = f"its trials cannot be compared; give the same {name}{how}, or choose another --study-name"
                 raise StudyError(problem, hint=hint)
-
-
-MAX_FILES = 50
-"""A trial may leave thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +113,8 @@ class TrialView:
     def files(self) -> list[str]:
         """Return the names of the files that the trial left in its folder."""
         try:
-            return sorted(path.name for path in self.trial.folder.iterdir())[:MAX_FILES] if self.trial.folder else []
+            # A trial may leave thousands.
+            return sorted(path.name for path in self.trial.folder.iterdir())[:50] if self.trial.folder else []
         except OSError:
             return []
 

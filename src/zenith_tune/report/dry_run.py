@@ -87,7 +87,10 @@ class DryRunText(DryRunListener):
     ) -> None:
         self._say(f"trial {number:>4}  {label}\n  {command}")
         if predicted is not None:
-            self._say(f"  {_expected(predicted)}")
+            parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in predicted.parts_s.items()]
+            memory = [] if predicted.memory_bytes is None else [f"{predicted.memory_bytes / 2**30:.3g} GiB"]
+            figures = ", ".join([f"{predicted.step_s * 1e3:.1f} ms a step", *parts, *memory])
+            self._say(f"  {figures} by {predicted.by}")
 
     def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
         self._num_pruned += 1
@@ -137,9 +140,3 @@ class DryRunJson(DryRunListener):
 
     def _write(self, **content: object) -> None:
         print(json.dumps(content), file=self._stream)
-
-
-def _expected(predicted: Prediction) -> str:
-    parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in predicted.parts_s.items()]
-    memory = [] if predicted.memory_bytes is None else [f"{predicted.memory_bytes / 2**30:.3g} GiB"]
-    return f"{', '.join([f'{predicted.step_s * 1e3:.1f} ms a step', *parts, *memory])} by {predicted.by}"

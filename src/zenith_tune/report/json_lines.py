@@ -27,75 +27,71 @@ class JsonLinesReporter(StudyListener):
     def study_started(self, plan: StudyPlan) -> None:
         names = [field.name for field in fields(plan) if field.name not in ("study", "labels", "budget")]
         self._num_gpus = plan.num_gpus
-        self._write("study_started", {name: getattr(plan, name) for name in names})
+        self._write("study_started", **{name: getattr(plan, name) for name in names})
         self._people.study_started(plan)
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
-        started = {"number": number, "label": label, "log": str(log_path), "limit_s": limit_s, "why": why}
-        self._write("trial_started", started)
+        self._write("trial_started", number=number, label=label, log=str(log_path), limit_s=limit_s, why=why)
         self._people.trial_started(number, label, log_path, limit_s, why)
 
     def trial_state(self, number: int, state: str) -> None:
-        self._write("trial_state", {"number": number, "state": state})
+        self._write("trial_state", number=number, state=state)
         self._people.trial_state(number, state)
 
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
-        progress = {"number": number, "num_iterations": num_iterations, "value": value, "unit": unit}
-        self._write("trial_progress", progress)
+        self._write("trial_progress", number=number, num_iterations=num_iterations, value=value, unit=unit)
         self._people.trial_progress(number, num_iterations, value, unit)
 
     def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
-        self._write("trial_memory", {"number": number, "peak_memory_bytes": peak_memory_bytes})
+        self._write("trial_memory", number=number, peak_memory_bytes=peak_memory_bytes)
         self._people.trial_memory(number, peak_memory_bytes)
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         best = study.fastest
         self._write(
             "trial_finished",
-            {
-                "label": label,
-                **trial_as_json(trial),
-                "best_value": best.value if best else None,
-                "gpu_hours_spent": spent_s(study) * self._num_gpus / 3600,
-            },
+            label=label,
+            **trial_as_json(trial),
+            best_value=best.value if best else None,
+            gpu_hours_spent=spent_s(study) * self._num_gpus / 3600,
         )
         self._people.trial_finished(trial, label, study)
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
-        self._write("trial_recalled", {"label": label, **trial_as_json(trial)})
+        self._write("trial_recalled", label=label, **trial_as_json(trial))
         self._people.trial_recalled(trial, label)
 
     def point_pruned(self, params: Mapping[str, Value], label: str, reason: str) -> None:
-        self._write("point_pruned", {"parameters": dict(params), "label": label, "reason": reason})
+        self._write("point_pruned", parameters=dict(params), label=label, reason=reason)
         self._people.point_pruned(params, label, reason)
 
     def point_repeated(self, trial: Trial, label: str) -> None:
-        self._write("point_repeated", {"label": label, **trial_as_json(trial)})
+        self._write("point_repeated", label=label, **trial_as_json(trial))
         self._people.point_repeated(trial, label)
 
     def noted(self, line: str) -> None:
-        self._write("note", {"text": line})
+        self._write("note", text=line)
         self._people.noted(line)
 
     def study_ended(self, end: StudyEnd) -> None:
-        content = {
-            "reason": end.reason,
-            "why": end.why,
+        self._write(
+            "study_ended",
+            reason=end.reason,
+            why=end.why,
             **outcome_as_json(end.study),
-            "verdict": asdict(end.verdict) if end.verdict else None,
-            "best_command": end.best_command,
-            "study_name": end.study_name,
-            "warnings": end.warnings,
-            "csv": str(end.csv_path),
-            "json": str(end.json_path),
-            "trials": str(end.trials_path),
-            "database": end.database_url,
-            "findings": asdict(end.findings) if end.findings else None,
-        }
-        self._write("study_ended", content)
+            verdict=asdict(end.verdict) if end.verdict else None,
+            best_command=end.best_command,
+            study_name=end.study_name,
+            warnings=end.warnings,
+            csv=str(end.csv_path),
+            json=str(end.json_path),
+            trials=str(end.trials_path),
+            database=end.database_url,
+            findings=asdict(end.findings) if end.findings else None,
+        )
         self._people.study_ended(end)
 
-    def _write(self, event: str, content: Mapping[str, Any]) -> None:
+    def _write(self, event: str, **content: Any) -> None:
         # NaN is no JSON: a value is finite or None, so a NaN here is a bug that must be seen.
         line = json.dumps({"event": event, **content}, allow_nan=False, default=str)
         self._stream.write(line + "\n")  # at once: several threads may write

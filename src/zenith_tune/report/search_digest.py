@@ -24,7 +24,7 @@ class StudyPace:
     """How many trials run side by side."""
     budget: Budget | None = None
     num_gpus: int = 1
-    """Of one trial."""
+    """GPUs of one trial."""
 
     def left_s(self, study: Study) -> float | None:
         """Return the seconds that the trials which are left take at most; None where that is not known."""

@@ -26,7 +26,9 @@ def compared(first: Json, second: Json) -> Json:
     gain = None
     if not why_not and bests[0] and bests[1]:
         gain = direction.gain(bests[1]["value"], over=bests[0]["value"])
-    differences = _differences(first, second)
+    made_with = [_made_with(study) for study in (first, second)]
+    rows = [[name, *(str(each.get(name, "–")) for each in made_with)] for name in {**made_with[0], **made_with[1]}]
+    differences = [row for row in rows if row[1] != row[2]]
     return {
         "kind": "compare",
         "made_by": f"zenithtune {__version__}",
@@ -116,7 +118,8 @@ def _study(study: Json) -> Json:
 def _summary(first: Json, second: Json) -> list[list[str]]:
     rows = []
     for study in (first, second):
-        best, tried = _fastest(study), [trial for trial in study["trials"] if not trial["is_baseline"]]
+        best, cut = _fastest(study), study["num_unfinished"]
+        tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
         took = (study["ended_s"] or study["now_s"]) - study["started_s"] if study["started_s"] else None
         rows.append(
             [
@@ -126,16 +129,11 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
                 f"{len(tried)}, {sum(trial['value'] is None for trial in tried)} without a value",
                 format_seconds(took) if took is not None else "unknown",
                 format_seconds(sum((trial["duration_s"] or 0.0) * trial["num_runs"] for trial in study["trials"])),
-                _state(study),
+                f"unfinished: {count(cut, 'trial')} running or cut off" if cut else "ended",
             ]
         )
     names = ("best layout", "best value", "gain over its own command", "trials", "time", "spent in trials", "state")
     return [[name, *pair] for name, *pair in zip(names, *rows, strict=True)]
-
-
-def _state(study: Json) -> str:
-    cut = study["num_unfinished"]
-    return f"unfinished: {count(cut, 'trial')} running or cut off" if cut else "ended"
 
 
 def _common(first: Json, second: Json, direction: Direction) -> list[Json]:
@@ -159,12 +157,6 @@ def _common(first: Json, second: Json, direction: Direction) -> list[Json]:
 
 def _point(trial: Json) -> tuple[bool, tuple[tuple[str, str], ...]]:
     return trial["is_baseline"], tuple(sorted((name, str(value)) for name, value in trial["parameters"].items()))
-
-
-def _differences(first: Json, second: Json) -> list[list[str]]:
-    flat = [_made_with(study) for study in (first, second)]
-    pairs = [(name, *(str(each.get(name, "–")) for each in flat)) for name in dict.fromkeys([*flat[0], *flat[1]])]
-    return [list(row) for row in pairs if row[1] != row[2]]
 
 
 def _made_with(study: Json) -> Json:

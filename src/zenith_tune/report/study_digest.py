@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -18,16 +18,9 @@ from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPre
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
 from zenith_tune.report.search_digest import best_so_far, search_object
-from zenith_tune.report.trial_digest import (
-    best_layout_object,
-    needed_memory,
-    predicted_object,
-    resolved_args,
-)
+from zenith_tune.report.trial_digest import best_layout_object, finite, needed_memory, predicted_object, resolved_args
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
 from zenith_tune.study.files import Json, TrialFolder
-from zenith_tune.study.parameters import Value
-from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import count, format_value, whole
@@ -61,7 +54,9 @@ def headline(view: StudyView, values: Mapping[str, Any]) -> str:
     """Return what a study comes to in a few words."""
     study, ended = view.study, bool(view.search.stopped)
     if not any(trial.ok for trial in study.trials):
-        return _without_value(study, is_running=bool(view.running) and not ended)
+        if view.running and not ended:
+            return "No trial has succeeded yet" if study.trials else "No trial has ended yet"
+        return "Every trial failed" if study.trials else "No trial ran"
     best, low = study.best, values.get("low")
     if best is None:
         return "No trial stays within the memory limit"
@@ -72,12 +67,6 @@ def headline(view: StudyView, values: Mapping[str, Any]) -> str:
     if study.best_is_own or low is None or low <= 1:
         return "No gain beyond the noise" + " so far" * (not ended)
     return f"{1 + study.gain:.2f}× {'faster' if best.step_s is not None else 'better'} than your command"
-
-
-def _without_value(study: Study, *, is_running: bool) -> str:
-    if not study.trials:
-        return "No trial has ended yet" if is_running else "No trial ran"
-    return "No trial has succeeded yet" if is_running else "Every trial failed"
 
 
 def _num_gpus(view: StudyView, preset: RestoredPreset) -> int | None:
@@ -108,11 +97,19 @@ class StudyDigest:
         planned = preset.planned(view)
         expected = view.search.predictions
         trials = [self._trial(view, each, planned.get(each.number), expected.get(each.number)) for each in view.trials]
-        capacity_bytes = _capacity(preset, view)
+        # Of the planned cluster's GPU, or what a run that was out of memory said.
+        if preset.planner is not None:
+            capacity_bytes: float | None = float(preset.planner.cluster.gpu.memory_bytes)
+        else:
+            ran_out = (each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)
+            capacity_bytes = reported_capacity(ran_out)
         needed = needed_memory(trials, capacity_bytes)
         trials = [{**trial, "needed": needed.get(trial["number"])} for trial in trials]
         study, fastest = view.study, view.study.fastest
-        study.own_params = _own_params(preset, view)
+        ended = [each.trial for each in view.trials if not (each.is_running or each.trial.is_baseline)]
+        num_cancelled = sum(trial.outcome is Outcome.CANCELLED for trial in ended)
+        with contextlib.suppress(*FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
+            study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
         return {
             "kind": "study",
             "made_by": f"zenithtune {__version__}",
@@ -143,8 +140,8 @@ class StudyDigest:
             "is_within_noise": study.is_within_noise,
             "batch_note": batch_note(study),
             "noise": finite(study.noise),
-            "num_failed": sum(_is_failure(each) for each in view.trials),
-            "num_cancelled": sum(_is_cancelled(each) for each in view.trials),
+            "num_failed": sum(not trial.ok for trial in ended) - num_cancelled,
+            "num_cancelled": num_cancelled,
             "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
             "num_pruned": view.num_pruned,
             "num_repeated": view.num_repeated,
@@ -182,30 +179,16 @@ class StudyDigest:
         fastest, preset = view.study.fastest, self.preset(view)
         number = fastest.number if fastest else None
         if number is None or self._best[0] != number:
-            self._best = (
-                number,
-                {
-                    "doctor": _diagnosis(preset, view),
-                    "best_layout": _best_layout(preset, planned.get(fastest.number) if fastest else None),
-                },
-            )
+            lines: list[str] = []
+            layout = planned.get(fastest.number) if fastest else None
+            shown: Json | None = None
+            if preset.planner is not None:
+                with contextlib.suppress(*FROM_ANOTHER_RELEASE):
+                    lines = study_diagnosis(preset.preset, view.header.command, view.study) if preset.preset else []
+                with contextlib.suppress(*FROM_ANOTHER_RELEASE):
+                    shown = best_layout_object(preset.planner, layout) if layout is not None else None
+            self._best = (number, {"doctor": lines, "best_layout": shown})
         return self._best[1]
-
-
-def _own_params(preset: RestoredPreset, view: StudyView) -> Mapping[str, Value] | None:
-    """Return the point of the user's own command, which no record keeps."""
-    try:
-        return preset.preset.own_point(view.header.command) if preset.preset is not None else None
-    except FROM_ANOTHER_RELEASE:
-        return None
-
-
-def _is_cancelled(each: TrialView) -> bool:
-    return each.trial.outcome is Outcome.CANCELLED and not each.is_running and not each.trial.is_baseline
-
-
-def _is_failure(each: TrialView) -> bool:
-    return not (each.trial.ok or each.is_running or each.trial.is_baseline or _is_cancelled(each))
 
 
 def failure_groups(trials: Iterable[Json]) -> list[Json]:
@@ -273,11 +256,6 @@ def _snapshot(each: TrialView, label: str) -> Json:
     }
 
 
-def finite(value: Any) -> Any:
-    """Return a value, or None for a number that JSON has no spelling for."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _measured(trial: Trial, name: str) -> float | None:
     """Return another measurement of a trial, where it is a number."""
     value = trial.extra.get(name)
@@ -290,29 +268,3 @@ def _written_command(each: TrialView) -> str:
         return ""
     folder = TrialFolder(each.trial.folder)
     return folder.read(folder.command).partition("\n")[2].strip()
-
-
-def _best_layout(preset: RestoredPreset, planned: PlannedLayout | None) -> Json | None:
-    if preset.planner is None or planned is None:
-        return None
-    planner = preset.planner
-    try:
-        return best_layout_object(planner, planned)
-    except FROM_ANOTHER_RELEASE:
-        return None
-
-
-def _diagnosis(preset: RestoredPreset, view: StudyView) -> list[str]:
-    if preset.preset is None or preset.planner is None:
-        return []
-    try:
-        return study_diagnosis(preset.preset, view.header.command, view.study)
-    except FROM_ANOTHER_RELEASE:
-        return []
-
-
-def _capacity(preset: RestoredPreset, view: StudyView) -> float | None:
-    """Return the memory of a GPU: the planned cluster's, or what a run that was out of memory said it has."""
-    if preset.planner is not None:
-        return float(preset.planner.cluster.gpu.memory_bytes)
-    return reported_capacity(each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)

@@ -20,8 +20,8 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@])")
 
 
 def study_markdown(study: Json) -> str:
-    """Return a study in short: the best, its command, the best trials, what failed, what the doctor says."""
-    shown = _best_first(study)[:MAX_ROWS]
+    """Return a study in short: the best, its command, the best trials, what failed, the diagnosis."""
+    shown = best_first(study)[:MAX_ROWS]
     parts = [
         f"## Study {escaped(study['name'])}",
         _headline(study),
@@ -42,9 +42,9 @@ def study_markdown(study: Json) -> str:
         parts += ["### Failures", "\n".join(_failure(group, own_runs) for group in study["failures"])]
     if study["doctor"]:
         parts += ["### Diagnosis", fenced("\n".join(study["doctor"]))]
-    made_with = [f"Preset {escaped(study['header']['preset'])}"]
-    made_with += [f"strategy {escaped(study['strategy'])}"] if study["strategy"] else []
-    parts.append(f"{', '.join([*made_with, escaped(study['header']['evaluator'])])}.")
+    strategy = [f"strategy {escaped(study['strategy'])}"] if study["strategy"] else []
+    made_with = [f"Preset {escaped(study['header']['preset'])}", *strategy, escaped(study["header"]["evaluator"])]
+    parts.append(f"{', '.join(made_with)}.")
     if study["stopped"]:
         parts.append(f"Stopped: {escaped(study['stopped'])}.")
     if study["verdict"]:
@@ -114,7 +114,8 @@ def _headline(study: Json) -> str:
     return f"{name}, {escaped(value)}{gain}{again} ({counts})."
 
 
-def _best_first(study: Json) -> list[Json]:
+def best_first(study: Json) -> list[Json]:
+    """Return the trials of a study in order, those without a value last."""
     sign = 1 if study["direction"] == "minimize" else -1
     return sorted(study["trials"], key=lambda trial: (trial["value"] is None, sign * (trial["value"] or 0)))
 

@@ -6,7 +6,9 @@ A strategy's prediction comes before its preset's, and that before the planner's
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
+from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.evaluators.failures.failures import FailedAllocation, FailureKind
@@ -38,14 +40,11 @@ def needed_memory(trials: Iterable[Json], capacity_bytes: float | None) -> dict[
     return found
 
 
-PLANNER = "the planner"
-
-
 def predicted_object(planned: PlannedLayout | None, *others: Prediction | None) -> Json | None:
     """Return the first prediction there is, with the planner's other figures; None where there is none."""
     known = [each for each in others if each is not None]
     if planned is not None:
-        known.append(Prediction(step_s=planned.step_s, memory_bytes=planned.memory_bytes, by=PLANNER))
+        known.append(Prediction(step_s=planned.step_s, memory_bytes=planned.memory_bytes, by="the planner"))
     if not known:
         return None
     memory = next((each for each in known if each.memory_bytes is not None), None)
@@ -74,10 +73,11 @@ def best_layout_object(planner: Planner, planned: PlannedLayout) -> Json:
 
 def _timeline_object(timeline: PipelineTimeline) -> Json:
     """Return a timeline; each bar as stage, chunk, micro-batch, whether it is forward, start and end."""
-    bars = [
-        [bar.stage, bar.chunk, bar.micro_batch, int(bar.is_forward), _rounded(bar.start_s), _rounded(bar.end_s)]
-        for bar in timeline.bars
-    ]
+    bars = []
+    for bar in timeline.bars:
+        # What no screen shows is cut, so that thousands of bars stay small.
+        start_s, end_s = float(f"{bar.start_s:.6g}"), float(f"{bar.end_s:.6g}")
+        bars.append([bar.stage, bar.chunk, bar.micro_batch, int(bar.is_forward), start_s, end_s])
     return {
         "num_stages": timeline.num_stages,
         "num_chunks": timeline.num_chunks,
@@ -89,9 +89,9 @@ def _timeline_object(timeline: PipelineTimeline) -> Json:
     }
 
 
-def _rounded(seconds: float) -> float:
-    """Cut what no screen shows, so that thousands of bars stay small."""
-    return float(f"{seconds:.6g}")
+def finite(value: Any) -> Any:
+    """Return a value, or None for a number that JSON has no spelling for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def resolved_args(remade: RestoredPreset) -> dict[str, str]:

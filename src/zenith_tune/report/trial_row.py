@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from zenith_tune.study.trial import Trial
@@ -47,8 +47,8 @@ class TrialRow:
     @classmethod
     def of_digest(cls, trial: Mapping[str, Any]) -> Self:
         """Return the row of a trial in a study's digest."""
-        names = ("number", "label", "state", "is_baseline", "value", "spread", "gain", "step_s", "memory_bytes")
-        return cls(**{name: trial[name] for name in names}, duration_s=trial["duration_s"])
+        names = (field.name for field in fields(cls) if field.name != "iterations")
+        return cls(**{name: trial[name] for name in names})
 
     def cells(self, *columns: str) -> list[str]:
         """Return the texts of these columns."""

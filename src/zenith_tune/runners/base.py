@@ -324,11 +324,6 @@ def check_seconds(runner: str, name: str, value_s: float, least_s: float = 0.0) 
 MAX_PARALLEL = 1000
 
 
-def check_runner(name: str, args: Mapping[str, Any] | None = None) -> None:
-    """Refuse an unknown name, and arguments that the runner does not take, before anything is started."""
-    make_runner(name, args).close()
-
-
 def make_runner(name: str, args: Mapping[str, Any] | None = None) -> Runner:
     """Return a runner by its name; an unknown name or argument is a UsageError that lists the known ones."""
     return construct(RunnerRegistry.get(name), args or {}, f"runner {name}")

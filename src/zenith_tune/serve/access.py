@@ -17,7 +17,6 @@ from zenith_tune.errors import UsageError
 from zenith_tune.study.files import write_atomically
 
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
-LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 CSRF_HEADER = "X-Zenithtune-Csrf"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
@@ -41,7 +40,7 @@ class Access:
         if match is None:
             return False
         name = match[1].strip("[]").lower().rstrip(".")
-        return self.token is not None or name in LOCAL_NAMES or is_loopback(name)
+        return self.token is not None or is_loopback(name)
 
     def lets_in(self, headers: Message[str, str]) -> bool:
         """Tell whether a request shows the token, or the cookie that it was changed for."""
@@ -50,7 +49,11 @@ class Access:
         kind, _, shown = (headers.get("Authorization") or "").partition(" ")
         if kind.lower() == "bearer" and self.is_token(shown.strip()):
             return True
-        return _same(_cookie(headers.get("Cookie") or "", self.cookie_name), self._cookie_value())
+        try:
+            cookie = SimpleCookie(headers.get("Cookie") or "").get(self.cookie_name)
+        except CookieError:
+            return False
+        return cookie is not None and _same(cookie.value, self._cookie_value())
 
     def is_token(self, text: str) -> bool:
         """Compare with the token, in a time that gives nothing of it away."""
@@ -114,14 +117,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _cookie(text: str, name: str) -> str:
-    try:
-        found = SimpleCookie(text).get(name)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
 
 
 def _same(shown: str, secret: str) -> bool:

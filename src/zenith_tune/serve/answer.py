@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import socket
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 TEXT, JSON, HTML = "text/plain; charset=utf-8", "application/json", "text/html; charset=utf-8"
 GZIP_FROM_BYTES = 2048
-GZIP_LEVEL = 3
-"""A study's page is sent once: more effort takes longer than it saves."""
 _NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 # What the page itself may do is in the page: it names its script by its hash.
 _PAGE = "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
@@ -70,11 +67,6 @@ def is_gzip_accepted(accepted: str) -> bool:
     """
     ways = {way.partition(";")[0].strip().lower(): way.partition(";")[2].strip() for way in accepted.split(",")}
     return "gzip" in ways and ways["gzip"].replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
-
-
-def zipped(body: bytes) -> bytes:
-    """Return a body as gzip, the same for the same body."""
-    return gzip.compress(body, GZIP_LEVEL, mtime=0)
 
 
 class TooMuchError(OSError):

@@ -7,10 +7,10 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.record.control import StudyControl
@@ -19,9 +19,6 @@ from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, unfinished
 from zenith_tune.serve.running_progress import RunningProgress, SteadySource
 from zenith_tune.study.files import Json
-
-_TIMES = ("now_s",)
-"""What changes without anything happening."""
 
 
 class StudyLook:
@@ -40,10 +37,6 @@ class StudyLook:
         """Tell whether the database was replaced: what is remembered of its trials would be of others."""
         return self._inode_now() != self._inode
 
-    def view(self) -> StudyView:
-        """Return the study as it stands."""
-        return self.source.refresh()
-
     def stamp(self, view: StudyView) -> object:
         """Return what is the same as long as nothing has changed."""
         return id(view), self._progress.stamps(view.running)
@@ -51,21 +44,19 @@ class StudyLook:
     def snapshot(self, view: StudyView) -> tuple[Json, dict[int, Json]]:
         """Return what is shown of a study, apart from its trials, and those by their numbers."""
         data = self._digest.object()
+        del data["now_s"]  # it changes without anything happening
         running = {each.number: each for each in view.running}
         preset = self._digest.preset(view)
         trials: dict[int, Json] = {trial["number"]: trial for trial in data.pop("trials")}
         for number in running.keys() & trials.keys():
             trials[number] = {**trials[number], "progress": self._progress.of(running[number], view, preset)}
-        return {name: value for name, value in data.items() if name not in _TIMES}, trials
+        return data, trials
 
     def _inode_now(self) -> int | None:
         try:
             return self.source.database.stat().st_ino if self.source.database is not None else None
         except OSError:
             return None
-
-
-LOCKS = Path("/proc/locks")
 
 
 def is_tuned(database: Path, study_name: str) -> bool | None:
@@ -76,7 +67,7 @@ def is_tuned(database: Path, study_name: str) -> bool | None:
     file = database.resolve()
     try:
         inode = file.with_name(f".{file.name}.{study_name}.lock").stat().st_ino
-        lines = LOCKS.read_text().splitlines()
+        lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
     # The device is left out: of some file systems the kernel lists another than it reports for the file.
@@ -119,9 +110,6 @@ def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> Liv
     return LiveState.RUNNING
 
 
-Key = TypeVar("Key", bound=Hashable)
-
-
 class ChangeLog:
     """Number the looks at a study, and remember for each of its parts in which look that last changed.
 
@@ -132,8 +120,8 @@ class ChangeLog:
     def __init__(self) -> None:
         self._epoch = secrets.token_hex(4)
         self._number = 0
-        self._fields: _Dated[str] = _Dated()
-        self._trials: _Dated[int] = _Dated()
+        self._parts: dict[str | int, tuple[int, Any]] = {}
+        """Fields by name and trials by number, each with the number of the look that brought it."""
 
     @property
     def marker(self) -> str:
@@ -142,48 +130,26 @@ class ChangeLog:
 
     def take(self, fields: Mapping[str, Any], trials: Mapping[int, Json]) -> bool:
         """Take in a look; tell whether anything has changed."""
-        if self._trials.lacks(trials) or self._fields.lacks(fields):
-            self._epoch, self._number = secrets.token_hex(4), 0
-            self._fields, self._trials = _Dated(), _Dated()
-        number = self._number + 1
-        # Both are asked: each also remembers.
-        is_new = [self._fields.take(fields, number), self._trials.take(trials, number)]
-        self._number = number if any(is_new) else self._number
-        return any(is_new)
+        seen = dict[str | int, Any]([*fields.items(), *trials.items()])
+        if not self._parts.keys() <= seen.keys():  # something is gone
+            self._epoch, self._number, self._parts = secrets.token_hex(4), 0, {}
+        known = self._parts
+        changed = {key: value for key, value in seen.items() if key not in known or known[key][1] != value}
+        self._number += bool(changed)
+        self._parts |= {key: (self._number, value) for key, value in changed.items()}
+        return bool(changed)
 
     def since(self, marker: str | None) -> Json:
         """Return what is new since a look, under the marker of now."""
-        number = self._number_of(marker)
+        match = re.fullmatch(r"([0-9a-f]{8})-([0-9]{1,12})", marker or "")
+        number = int(match[2]) if match and match[1] == self._epoch and int(match[2]) <= self._number else 0
+        new = {key: value for key, (changed, value) in self._parts.items() if changed > number}
         return {
             "marker": self.marker,
             "is_all": number == 0,
-            "fields": self._fields.since(number),
-            "trials": list(self._trials.since(number).values()),
+            "fields": {key: value for key, value in new.items() if isinstance(key, str)},
+            "trials": [value for key, value in new.items() if isinstance(key, int)],
         }
-
-    def _number_of(self, marker: str | None) -> int:
-        match = re.fullmatch(r"([0-9a-f]{8})-([0-9]{1,12})", marker or "")
-        return int(match[2]) if match and match[1] == self._epoch and int(match[2]) <= self._number else 0
-
-
-class _Dated(Generic[Key]):
-    """Values by key, each with the number of the look that brought it."""
-
-    def __init__(self) -> None:
-        self._values: dict[Key, tuple[int, Any]] = {}
-
-    def lacks(self, values: Mapping[Key, Any]) -> bool:
-        """Tell whether something that was there is gone."""
-        return not self._values.keys() <= values.keys()
-
-    def take(self, values: Mapping[Key, Any], number: int) -> bool:
-        known = self._values
-        changed = {key: value for key, value in values.items() if key not in known or known[key][1] != value}
-        known |= {key: (number, value) for key, value in changed.items()}
-        return bool(changed)
-
-    def since(self, number: int) -> dict[Key, Any]:
-        return {key: value for key, (changed, value) in self._values.items() if changed > number}
 
 
 class ControlUnavailable(UsageError):  # noqa: N818 - it says what a study is not in a state for
@@ -276,7 +242,9 @@ class LiveStudy:
     def _refresh(self) -> StudyView:
         if time.monotonic() - self._looked_s >= self._look_s:
             try:
-                self._take(self._opened())
+                if self._look is None or self._look.is_of_another_file:
+                    self._look = StudyLook(self._find())
+                self._take(self._look)
                 self._error = None
             except UsageError as error:
                 self._error = error
@@ -289,13 +257,8 @@ class LiveStudy:
             raise self._error
         return self._view
 
-    def _opened(self) -> StudyLook:
-        if self._look is None or self._look.is_of_another_file:
-            self._look = StudyLook(self._find())
-        return self._look
-
     def _take(self, look: StudyLook) -> None:
-        view = look.view()
+        view = look.source.refresh()
         control = control_of(view)
         state = live_state(look.source, view, is_paused=control is not None and control.is_paused())
         live = {

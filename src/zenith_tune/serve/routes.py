@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from email.message import Message
 from functools import cache
 from importlib import resources
-from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -22,12 +21,7 @@ from zenith_tune.serve.answer import HTML, JSON, TEXT, Answer, json_bytes
 from zenith_tune.serve.live_study import ControlUnavailable, LiveStudy
 from zenith_tune.serve.running_progress import last_log
 from zenith_tune.serve.study_index import StudyIndex
-from zenith_tune.study.files import Json, open_regular
-
-
-def live_page(data: Json, server: Json) -> str:
-    """Return the page of a study; `server` is what its script must know to ask for more."""
-    return render_page({**data, "server": server}, more_script=_script(), connect="'self'")
+from zenith_tune.study.files import open_regular
 
 
 def problem_page(problem: str) -> str:
@@ -104,17 +98,19 @@ class Request:
     @property
     def path(self) -> str:
         """The path alone."""
-        return _split(self.target)[0]
-
-    @property
-    def is_too_long(self) -> bool:
-        """Tell whether the query has more to it than any page of ours asks."""
-        return _split(self.target)[1].count("&") >= MAX_ARGUMENTS
+        return self._split()[0]
 
     def argument(self, name: str) -> str | None:
         """Return a value of the query."""
-        found = parse_qs(_split(self.target)[1]).get(name)
+        found = parse_qs(self._split()[1]).get(name)
         return found[-1] if found else None
+
+    def _split(self) -> tuple[str, str]:
+        try:
+            parts = urlsplit(self.target)
+        except ValueError:
+            return "", ""
+        return parts.path, parts.query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +133,7 @@ class Routes:
         """Return the answer; who is not let in learns nothing."""
         if not self._access.knows_host(request.headers.get("Host") or ""):
             return Answer.line(421, "this server is not called so: use its address as it printed it")
-        if request.is_too_long:
+        if request.target.count("&") >= MAX_ARGUMENTS:  # more than any page of ours asks
             return Answer.line(400, f"an address has at most {MAX_ARGUMENTS} arguments")
         if (token := request.argument("token")) is not None and self._access.token is not None:
             return self._enter(request, token)
@@ -149,7 +145,10 @@ class Routes:
         except ControlUnavailable as error:
             return Answer.json({"problem": str(error)}, 409)
         except UsageError as error:
-            return self._problem(request, error)
+            status = 404 if isinstance(error, UnknownNameError) else 503
+            if request.path == "/":
+                return Answer(status=status, body=problem_page(str(error)).encode(), kind=HTML)
+            return Answer.json({"problem": str(error)}, status)
 
     def _enter(self, request: Request, token: str) -> Answer:
         if request.method != "GET" or not self._access.is_token(token):
@@ -162,7 +161,10 @@ class Routes:
         study = request.argument("study")
         match request.path:
             case "/":
-                return self._page(self._studies.get(study))
+                seen, data = self._studies.get(study).data()
+                server = {"marker": seen, "csrf": self._access.csrf, "studies": self._studies.names()}
+                page = render_page({**data, "server": server}, more_script=_script(), connect="'self'")
+                return Answer(body=page.encode(), kind=HTML)
             case "/data.json":
                 return self._whole(self._studies.get(study), request)
             case "/events":
@@ -183,7 +185,11 @@ class Routes:
             return _wrong_way(request)
         if refusal := self._access.refusal(request.headers):
             return Answer.json({"problem": refusal}, 403)
-        if not _is_object(request.body):
+        try:
+            is_object = isinstance(json.loads(request.body), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
             return Answer.json({"problem": "a request is sent with a JSON object, such as {}"}, 400)
         study = self._studies.get(request.argument("study"))
         if match := _CANCEL.fullmatch(request.path):
@@ -191,11 +197,6 @@ class Routes:
         else:
             study.pause(request.path == "/pause")
         return Answer.json({"asked": True}, 202)
-
-    def _page(self, study: LiveStudy) -> Answer:
-        marker, data = study.data()
-        server = {"marker": marker, "csrf": self._access.csrf, "studies": self._studies.names()}
-        return Answer(body=live_page(data, server).encode(), kind=HTML)
 
     def _whole(self, study: LiveStudy, request: Request) -> Answer:
         marker = study.look()
@@ -219,20 +220,6 @@ class Routes:
         headers = {"X-Log-Next": str(piece.next_byte), "X-Log-Size": str(piece.size_bytes)}
         return Answer(body=piece.text.encode(), kind=TEXT, headers=headers)
 
-    def _problem(self, request: Request, error: UsageError) -> Answer:
-        status = 404 if isinstance(error, UnknownNameError) else 503
-        if request.path == "/":
-            return Answer(status=status, body=problem_page(str(error)).encode(), kind=HTML)
-        return Answer.json({"problem": str(error)}, status)
-
-
-def _split(target: str) -> tuple[str, str]:
-    try:
-        parts = urlsplit(target)
-    except ValueError:
-        return "", ""
-    return parts.path, parts.query
-
 
 def _is_request(path: str) -> bool:
     return path in ("/pause", "/resume") or _CANCEL.fullmatch(path) is not None
@@ -241,11 +228,3 @@ def _is_request(path: str) -> bool:
 def _wrong_way(request: Request) -> Answer:
     allowed = "POST" if _is_request(request.path) else "GET, HEAD"
     return Answer.line(405, f"{request.method} is not for this path", Allow=allowed)
-
-
-def _is_object(body: bytes) -> bool:
-    try:
-        content: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(content, dict)

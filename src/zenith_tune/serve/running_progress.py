@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 
 Stamp = tuple[int, int, int]
 
-LOG_BYTES = MIB // 2
-"""How much of a log is read at each look."""
-
 
 class RunningProgress:
     """Read the logs of running trials; one that has not grown is not read again."""
 
     def __init__(self) -> None:
-        self._evaluator: TuningEvaluator | None = None
-        self._is_made = False
+        self._evaluators: dict[str, TuningEvaluator | None] = {}
+        """By the description of the study's own; None where it cannot be restored."""
         self._read: dict[Path, tuple[Stamp, Json]] = {}
 
     def stamps(self, running: Iterable[TrialView]) -> list[Stamp]:
@@ -50,13 +47,15 @@ class RunningProgress:
         return self._read[path][1]
 
     def _progress(self, path: Path, each: TrialView, view: StudyView, preset: RestoredPreset) -> Json:
-        text = TrialLog(path).text(LOG_BYTES)
+        text = TrialLog(path).text(MIB // 2)
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
         snapshot: Json = {}
         if steps := read_steps(log).steps:
             snapshot = {"iteration": steps[-1].number, "step_s": steps[-1].seconds}
-        evaluator = self._evaluator_of(view, preset)
-        if evaluator is None:
+        description = view.header.evaluator
+        if description not in self._evaluators:
+            self._evaluators[description] = _restored_evaluator(description, preset)
+        if (evaluator := self._evaluators[description]) is None:
             return snapshot
         seconds = time.time() - (each.started_s or time.time())
         metadata = {
@@ -72,12 +71,6 @@ class RunningProgress:
         if progress is None:
             return snapshot
         return {"iteration": progress.num_iterations, **snapshot, "value": progress.latest, "unit": progress.unit}
-
-    def _evaluator_of(self, view: StudyView, preset: RestoredPreset) -> TuningEvaluator | None:
-        if not self._is_made:
-            self._is_made = True
-            self._evaluator = _restored_evaluator(view.header.evaluator, preset)
-        return self._evaluator
 
 
 def _restored_evaluator(description: str, preset: RestoredPreset) -> TuningEvaluator | None:
@@ -110,7 +103,6 @@ def _stamp(path: Path) -> Stamp:
 
 
 SETTLED_S = 2.0
-"""A file that was written less than this ago may be written again under the same time."""
 
 
 class SteadySource:
@@ -135,7 +127,9 @@ class SteadySource:
     def refresh(self) -> StudyView:
         """Return the study as it stands: the very same object where nothing has changed."""
         stamp = [_stamp(path) for path in self._files()]
-        if self._view is None or not stamp or stamp != self._stamp or _is_fresh(stamp):
+        # A file that was just written may be written again under the same time.
+        is_fresh = time.time_ns() - max((written for _, _, written in stamp), default=0) < SETTLED_S * 1e9
+        if self._view is None or not stamp or stamp != self._stamp or is_fresh:
             self._view = self._source.view()
         self._stamp = stamp
         return self._view
@@ -148,7 +142,3 @@ class SteadySource:
         folder = self._view.folder if self._view is not None else None
         beside = [self.database.with_name(f"{self.database.name}{ending}") for ending in ("-wal", "-journal")]
         return [self.database, *beside, *([folder / FILE_NAME] if folder else [])]
-
-
-def _is_fresh(stamp: list[Stamp]) -> bool:
-    return time.time_ns() - max(written for _, _, written in stamp) < SETTLED_S * 1e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import io
 import os
 import socket
@@ -11,6 +12,7 @@ import socketserver
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,7 +28,6 @@ from zenith_tune.serve.answer import (
     is_gzip_accepted,
     json_bytes,
     security_headers,
-    zipped,
 )
 from zenith_tune.serve.live_study import LOOK_S
 from zenith_tune.serve.routes import Request, Routes, Watching
@@ -38,7 +39,6 @@ MAX_REQUEST_BYTES = 32 * 1024
 MAX_BODY_BYTES = 4096
 BEAT_S = 10.0
 """Seconds between two signs of life to a page."""
-RETRY_MS = 2000
 
 
 class RequestHandler(BaseHTTPRequestHandler):
@@ -71,9 +71,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         """Answer a GET."""
         self._answer(b"")
 
-    def do_HEAD(self) -> None:
-        """Answer a HEAD."""
-        self._answer(b"")
+    do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
 
     def do_POST(self) -> None:
         """Answer a POST, if it says how long it is."""
@@ -113,16 +111,18 @@ class RequestHandler(BaseHTTPRequestHandler):
         if len(body) >= GZIP_FROM_BYTES:
             headers["Vary"] = "Accept-Encoding"
             if is_gzip_accepted(self.headers.get("Accept-Encoding") or ""):
-                body = zipped(body)
+                body = gzip.compress(body, 3, mtime=0)  # sent once: more effort takes longer than it saves
                 headers["Content-Encoding"] = "gzip"
-        self.connection.settimeout(SEND_S)
-        self.send_response(answer.status)
-        for name, value in {**headers, "Content-Type": answer.kind, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self._send_head(answer.status, {**headers, "Content-Type": answer.kind, "Content-Length": str(len(body))})
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.connection.settimeout(SEND_S)
+        self.send_response(status)
+        for name, value in {**headers, "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def _watch(self, watching: Watching) -> None:
         """Send what changes until the browser leaves or the server ends."""
@@ -135,16 +135,11 @@ class RequestHandler(BaseHTTPRequestHandler):
         return None
 
     def _send_events(self, watching: Watching) -> None:
-        self.connection.settimeout(SEND_S)
-        self.send_response(200)
-        for name, value in {**security_headers("text/event-stream"), "Content-Type": "text/event-stream"}.items():
-            self.send_header(name, value)
-        self.send_header("X-Accel-Buffering", "no")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        kind = "text/event-stream"
+        self._send_head(200, {**security_headers(kind), "Content-Type": kind, "X-Accel-Buffering": "no"})
         if self.command == "HEAD":
             return
-        self.wfile.write(b"retry: %d\n\n" % RETRY_MS)
+        self.wfile.write(b"retry: 2000\n\n")
         marker, sent_s = watching.marker, time.monotonic()
         while True:
             if watching.study.look() != marker:

@@ -75,8 +75,6 @@ def list_object(sources: Iterable[StudySource], place: str, address: Callable[[s
 
 NAMES_S = 5.0
 """Seconds for which a list of studies is reused."""
-MAX_KEPT = 8
-"""The most studies that are kept open; the least recently used one is closed first."""
 
 
 class StudyIndex:
@@ -108,17 +106,13 @@ class StudyIndex:
             return [self._source.name] if self._source is not None else []
         with self._lock:
             if time.monotonic() - self._listed_s > NAMES_S:
-                self._names = self._read_names(self._url)
+                try:
+                    self._names = study_names(self._url)
+                except StudyError:
+                    if not self._names:  # else the database is away for now
+                        raise
                 self._listed_s = time.monotonic()
             return self._names
-
-    def _read_names(self, url: str) -> list[str]:
-        try:
-            return study_names(url)
-        except StudyError:
-            if not self._names:
-                raise
-            return self._names  # a database that is away for now
 
     def get(self, name: str | None = None) -> LiveStudy:
         """Return the study of this name; without one, the study that was asked for, or else the newest."""
@@ -131,7 +125,7 @@ class StudyIndex:
         self._found(name)
         with self._lock:
             study = self._studies.setdefault(name, LiveStudy(lambda: self._found(name), name, self._look_s))
-            while len(self._studies) > MAX_KEPT:
+            while len(self._studies) > 8:  # the least recently used one is closed first
                 self._studies.popitem(last=False)
             return study
 

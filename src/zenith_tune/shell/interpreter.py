@@ -22,8 +22,6 @@ MAX_BYTES = 1 << 18
 MAX_COMMANDS = 20_000
 MAX_VALUE = 1 << 16
 """A variable that grows beyond this many characters counts as unknown."""
-COMMANDS_PER_TEXT = 20
-"""The cost of opening a script, in commands."""
 
 
 @dataclass(slots=True)
@@ -47,7 +45,7 @@ class Budget:
         self.num_bytes -= len(text)
         if self.num_bytes < 0:
             raise self.refusal(f"its scripts come to more than {MAX_BYTES >> 10} KiB")
-        self.take_command(COMMANDS_PER_TEXT)
+        self.take_command(20)  # what opening a script costs
 
     def take_command(self, count: int = 1) -> None:
         """Take a command that is followed."""
@@ -223,7 +221,11 @@ class ShellVariables:
     def _values(self, source: str) -> list[str] | None:
         """Return what an expansion stands for, or None where only a shell could tell."""
         if match := _ARITHMETIC.fullmatch(source):
-            return self._arithmetic(match[1])
+            plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", match[1])
+            try:
+                return [str(self._number(ast.parse(plain.strip(), mode="eval").body))]
+            except (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
+                return None
         match = _SIMPLE.fullmatch(source) or _BRACED.fullmatch(source)
         if match is None:
             return None
@@ -234,8 +236,13 @@ class ShellVariables:
     def _lookup(self, name: str, index: str | None) -> list[str] | None:
         if name in ("@", "*"):
             return [*self.arguments, *([REST] if self.passes_rest else [])]
+        if name == "0":
+            return [self.name] if self.name else None
         if name == "#" or name.isdecimal():
-            return self._argument(name)
+            place = whole(name) if name != "#" else 1
+            if self.has_lost_arguments or not place:
+                return None
+            return [str(len(self.arguments))] if name == "#" else list(self.arguments[place - 1 : place])
         if name in self.unsure:
             return None
         if name in self.extended:
@@ -248,14 +255,6 @@ class ShellVariables:
             return values
         place = whole(index or "0")
         return None if place is None else values[place : place + 1]
-
-    def _argument(self, name: str) -> list[str] | None:
-        if name == "0":
-            return [self.name] if self.name else None
-        place = whole(name) if name != "#" else 1
-        if self.has_lost_arguments or not place:
-            return None
-        return [str(len(self.arguments))] if name == "#" else list(self.arguments[place - 1 : place])
 
     def _modified(self, name: str, values: list[str] | None, rest: str) -> list[str] | None:
         if values is None or not rest:
@@ -281,14 +280,6 @@ class ShellVariables:
             return [" ".join(self.joined(token) for token in lex(text) if isinstance(token, Word))]
         except CommandError:
             return None
-
-    def _arithmetic(self, text: str) -> list[str] | None:
-        plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", text)
-        try:
-            number = self._number(ast.parse(plain.strip(), mode="eval").body)
-        except (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
-            return None
-        return [str(number)]
 
     def _number(self, node: ast.expr) -> int:
         if isinstance(node, ast.Constant) and type(node.value) is int:

@@ -5,48 +5,34 @@ Options are written without their dashes and with hyphens, because every launche
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from zenith_tune.shell.lexer import names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """A program that starts another one."""
+    """A program that starts another one; its options are given as texts, with blanks between them."""
 
-    subcommands: tuple[str, ...] = ()
-    """The words that must follow its name, such as `launch`; with others it starts no training."""
-    values: Mapping[str, int] = field(default_factory=dict)
-    """Number of words that follow each option that takes any."""
-    flags: frozenset[str] = frozenset()
-    positionals: int = 0
-    """Number of words before the program, such as the duration of `timeout`."""
-    starts_script: bool = False
-    """Whether what follows is a script or module, rather than a whole command."""
-    shell_text: str = ""
-    """The option whose value is itself a shell text."""
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-def _launcher(
-    values: str = "",
-    flags: str = "",
-    pairs: str = "",
-    subcommands: str = "",
-    positionals: int = 0,
-    starts_script: bool = False,
-    shell_text: str = "",
-) -> Launcher:
-    return Launcher(
-        subcommands=tuple(_words(subcommands)),
-        values={**dict.fromkeys(_words(values), 1), **dict.fromkeys(_words(pairs), 2)},
-        flags=frozenset(_words(flags)),
-        positionals=positionals,
-        starts_script=starts_script,
-        shell_text=shell_text,
-    )
+    def __init__(
+        self,
+        values: str = "",
+        flags: str = "",
+        *,
+        pairs: str = "",
+        subcommands: str = "",
+        positionals: int = 0,
+        starts_script: bool = False,
+        shell_text: str = "",
+    ) -> None:
+        self.subcommands = subcommands.split()
+        """The words that must follow its name, such as `launch`; with others it starts no training."""
+        self.values = {**dict.fromkeys(values.split(), 1), **dict.fromkeys(pairs.split(), 2)}
+        """Number of words that follow each option that takes any; `fp8-*` is each that begins so and is no flag."""
+        self.flags = frozenset(flags.split())
+        self.positionals = positionals
+        """Number of words before the program, such as the duration of `timeout`."""
+        self.starts_script = starts_script
+        """Whether what follows is a script or module, rather than a whole command."""
+        self.shell_text = shell_text
+        """The option whose value is itself a shell text."""
 
 
 _SLURM_VALUES = """
@@ -68,7 +54,7 @@ _SLURM_FLAGS = """
     oversubscribe parsable preserve-env pty quiet reboot requeue spread-job test-only unbuffered use-min-nodes
     verbose whole
 """
-_TORCHRUN = _launcher(
+_TORCHRUN = Launcher(
     starts_script=True,
     values="""
         nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval start-method
@@ -80,37 +66,17 @@ _TORCHRUN = _launcher(
 _ACCELERATE_VALUES = """
     config-file num-processes num-machines machine-rank num-cpu-threads-per-process mixed-precision gpu-ids
     dynamo-backend dynamo-mode main-process-ip main-process-port t tee log-dir role rdzv-backend rdzv-conf
-    max-restarts monitor-interval vm env main-training-function deepspeed-config-file zero-stage
-    offload-optimizer-device offload-param-device offload-optimizer-nvme-path offload-param-nvme-path
-    gradient-accumulation-steps gradient-clipping zero3-init-flag zero3-save-16bit-model deepspeed-hostfile
-    deepspeed-exclusion-filter deepspeed-inclusion-filter deepspeed-multinode-launcher deepspeed-moe-layer-cls-names
-    fsdp-version fsdp-offload-params fsdp-min-num-params fsdp-sharding-strategy fsdp-reshard-after-forward
-    fsdp-auto-wrap-policy fsdp-transformer-layer-cls-to-wrap fsdp-backward-prefetch-policy fsdp-backward-prefetch
-    fsdp-state-dict-type fsdp-forward-prefetch fsdp-use-orig-params fsdp-cpu-ram-efficient-loading
-    fsdp-sync-module-states fsdp-activation-checkpointing fsdp-activation-checkpointing-offload
-    megatron-lm-tp-degree megatron-lm-pp-degree megatron-lm-num-micro-batches megatron-lm-sequence-parallelism
-    megatron-lm-recompute-activations megatron-lm-use-distributed-optimizer megatron-lm-gradient-clipping
-    megatron-lm-attention-backend megatron-lm-attention-dropout megatron-lm-attention-softmax-in-fp32
-    megatron-lm-calculate-per-token-loss megatron-lm-context-parallel-size
-    megatron-lm-decoder-last-pipeline-num-layers megatron-lm-eod-mask-loss megatron-lm-expert-model-parallel-size
-    megatron-lm-expert-tensor-parallel-size megatron-lm-hidden-dropout megatron-lm-no-load-optim
-    megatron-lm-no-save-optim megatron-lm-optimizer-cpu-offload megatron-lm-overlap-cpu-optimizer-d2h-h2d
-    megatron-lm-recompute-granularity megatron-lm-recompute-method megatron-lm-recompute-num-layers
-    megatron-lm-use-custom-fsdp megatron-lm-use-precision-aware-optimizer megatron-lm-use-rotary-position-embeddings
-    parallelism-config-cp-backend parallelism-config-cp-comm-strategy parallelism-config-cp-size
-    parallelism-config-dp-replicate-size parallelism-config-dp-shard-size parallelism-config-sp-attn-implementation
-    parallelism-config-sp-backend parallelism-config-sp-seq-length parallelism-config-sp-seq-length-is-variable
-    parallelism-config-sp-size parallelism-config-tp-size fp8-backend fp8-margin fp8-interval fp8-format
-    fp8-amax-history-len fp8-amax-compute-algo fp8-override-linear-precision fp8-opt-level
-    fp8-enable-fsdp-float8-all-gather fp8-pad-inner-dim aws-access-key-id aws-secret-access-key mpirun-hostfile
-    mpirun-ccl
+    max-restarts monitor-interval vm env main-training-function zero-stage offload-optimizer-device
+    offload-param-device offload-optimizer-nvme-path offload-param-nvme-path gradient-accumulation-steps
+    gradient-clipping zero3-init-flag zero3-save-16bit-model aws-access-key-id aws-secret-access-key
+    deepspeed-* fsdp-* megatron-lm-* parallelism-config-* fp8-* mpirun-*
 """
 _ACCELERATE_FLAGS = """
     q quiet cpu multi-gpu tpu ipex enable-cpu-affinity dynamo-use-fullgraph dynamo-use-dynamic
     dynamo-use-regional-compilation use-deepspeed use-fsdp use-megatron-lm use-xpu use-parallelism-config same-network
     m module no-python tpu-cluster no-tpu-cluster tpu-use-sudo downcast-bf16 fp8-use-autocast-during-eval debug
 """
-_DEEPSPEED = _launcher(
+_DEEPSPEED = Launcher(
     starts_script=True,
     values="""
         H hostfile i include e exclude num-nodes min-elastic-nodes max-elastic-nodes num-gpus num-accelerators
@@ -121,7 +87,7 @@ _DEEPSPEED = _launcher(
         module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid elastic-training bind-cores-to-rank
     """,
 )
-_MPIRUN = _launcher(
+_MPIRUN = Launcher(
     values="""
         n np c N npernode npersocket ppn H host hosts f hostfile machinefile rankfile rf x map-by bind-to rank-by wdir
         wd path prefix output-filename timeout tag-output-file envlist genvlist genv-list bootstrap iface launcher
@@ -144,80 +110,77 @@ _UV_FLAGS = """
     no-config offline quiet q verbose v no-cache n refresh reinstall upgrade U native-tls no-progress no-env-file
     managed-python no-managed-python m module s script gui-script
 """
-_CONDA = _launcher(
+_CONDA = Launcher(
     subcommands="run",
     values="n name p prefix cwd",
     flags="no-capture-output live-stream v vv dev debug-wrapper-scripts",
 )
-_MPIRUN_NAMES = ("mpirun", "mpiexec", "orterun", "mpiexec.hydra", "prterun")
 
-SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh", "rbash"))
+SHELLS = names("bash sh dash zsh ksh rbash")
 
-TRAINERS = frozenset(("megatron", "swift", "llamafactory-cli", "axolotl", "xtuner"))
+TRAINERS = names("megatron swift llamafactory-cli axolotl xtuner")
 """Programs whose arguments may name scripts and other programs, and yet start nothing but themselves."""
 
-OPAQUE = frozenset(
-    _words("eval xargs parallel make gmake ninja ssh pdsh tmux screen su watch at batch torchx find script")
-)
+OPAQUE = names("eval xargs parallel make gmake ninja ssh pdsh tmux screen su watch at batch torchx find script")
 """Programs that build command lines of their own, or run on without the tuner."""
 
-STARTERS = frozenset(("torchrun", "deepspeed", "accelerate", "accelerate-launch", "srun")) | SHELLS
+STARTERS = names("torchrun deepspeed accelerate accelerate-launch srun") | SHELLS
 """Programs that are recognised behind an unknown launcher."""
 
 LAUNCHERS: dict[str, Launcher] = {
     "torchrun": _TORCHRUN,
     "deepspeed": _DEEPSPEED,
-    "accelerate": _launcher(_ACCELERATE_VALUES, _ACCELERATE_FLAGS, subcommands="launch", starts_script=True),
-    "accelerate-launch": _launcher(_ACCELERATE_VALUES, _ACCELERATE_FLAGS, starts_script=True),
-    "colossalai": _launcher(
+    "accelerate": Launcher(_ACCELERATE_VALUES, _ACCELERATE_FLAGS, subcommands="launch", starts_script=True),
+    "accelerate-launch": Launcher(_ACCELERATE_VALUES, _ACCELERATE_FLAGS, starts_script=True),
+    "colossalai": Launcher(
         "nproc-per-node num-nodes node-rank master-addr master-port hostfile host include exclude",
         "m module",
         subcommands="run",
         starts_script=True,
     ),
-    "srun": _launcher(_SLURM_VALUES + " W wait", _SLURM_FLAGS),
-    "sbatch": _launcher(_SLURM_VALUES, _SLURM_FLAGS + " W wait", starts_script=True, shell_text="wrap"),
-    "salloc": _launcher(_SLURM_VALUES + " W wait", _SLURM_FLAGS),
-    **dict.fromkeys(_MPIRUN_NAMES, _MPIRUN),
-    "horovodrun": _launcher("np num-proc H hosts hostfile p ssh-port network-interface", "verbose gloo mpi"),
-    "env": _launcher("u unset C chdir", "i ignore-environment 0 null v debug"),
-    "nohup": _launcher(),
-    "exec": _launcher("a", "c l"),
-    "command": _launcher(flags="p"),
-    "time": _launcher("f format o output", "p portability a append v verbose q quiet"),
-    "nice": _launcher("n adjustment"),
-    "ionice": _launcher("c class n classdata p pid", "t ignore"),
-    "chrt": _launcher("T P D", "a b d f i m o r v R", positionals=1),
-    "setsid": _launcher(flags="c f w ctty fork wait"),
-    "stdbuf": _launcher("i input o output e error"),
-    "unbuffer": _launcher(flags="p"),
-    "sudo": _launcher("u user g group h host p prompt C D chdir", "E preserve-env H set-home n S b i"),
-    "numactl": _launcher(
+    "srun": Launcher(_SLURM_VALUES + " W wait", _SLURM_FLAGS),
+    "sbatch": Launcher(_SLURM_VALUES, _SLURM_FLAGS + " W wait", starts_script=True, shell_text="wrap"),
+    "salloc": Launcher(_SLURM_VALUES + " W wait", _SLURM_FLAGS),
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "mpiexec.hydra", "prterun"), _MPIRUN),
+    "horovodrun": Launcher("np num-proc H hosts hostfile p ssh-port network-interface", "verbose gloo mpi"),
+    "env": Launcher("u unset C chdir", "i ignore-environment 0 null v debug"),
+    "nohup": Launcher(),
+    "exec": Launcher("a", "c l"),
+    "command": Launcher(flags="p"),
+    "time": Launcher("f format o output", "p portability a append v verbose q quiet"),
+    "nice": Launcher("n adjustment"),
+    "ionice": Launcher("c class n classdata p pid", "t ignore"),
+    "chrt": Launcher("T P D", "a b d f i m o r v R", positionals=1),
+    "setsid": Launcher(flags="c f w ctty fork wait"),
+    "stdbuf": Launcher("i input o output e error"),
+    "unbuffer": Launcher(flags="p"),
+    "sudo": Launcher("u user g group h host p prompt C D chdir", "E preserve-env H set-home n S b i"),
+    "numactl": Launcher(
         "i interleave w weighted-interleave m membind N cpunodebind C physcpubind p preferred P preferred-many "
         "o offset L length S shm f file shmid",
         "l localalloc a all b balancing strict touch dump",
     ),
-    "taskset": _launcher(flags="c cpu-list a all-tasks", positionals=1),
-    "timeout": _launcher("k kill-after s signal", "foreground preserve-status v verbose f p", positionals=1),
-    "flock": _launcher(
+    "taskset": Launcher(flags="c cpu-list a all-tasks", positionals=1),
+    "timeout": Launcher("k kill-after s signal", "foreground preserve-status v verbose f p", positionals=1),
+    "flock": Launcher(
         "w wait timeout E conflict-exit-code",
         "s shared x e exclusive n nb nonblock o close F no-fork u unlock verbose",
         positionals=1,
     ),
-    "uv": _launcher(_UV_VALUES, _UV_FLAGS, subcommands="run"),
-    "poetry": _launcher("C directory P project", "q quiet v vv vvv n no-interaction", subcommands="run"),
-    "pipenv": _launcher(subcommands="run"),
-    "pdm": _launcher("p project env-file", "s site-packages", subcommands="run"),
-    "pixi": _launcher("e environment manifest-path", "frozen locked q v", subcommands="run"),
+    "uv": Launcher(_UV_VALUES, _UV_FLAGS, subcommands="run"),
+    "poetry": Launcher("C directory P project", "q quiet v vv vvv n no-interaction", subcommands="run"),
+    "pipenv": Launcher(subcommands="run"),
+    "pdm": Launcher("p project env-file", "s site-packages", subcommands="run"),
+    "pixi": Launcher("e environment manifest-path", "frozen locked q v", subcommands="run"),
     **dict.fromkeys(("conda", "mamba", "micromamba"), _CONDA),
-    "nsys": _launcher(
+    "nsys": Launcher(
         "o output t trace w show-output c capture-range capture-range-end e env-var d duration y delay s sample b "
         "backtrace cpuctxsw cuda-graph-trace cuda-memory-usage gpu-metrics-device gpu-metrics-devices export kill "
         "p nvtx-capture python-sampling python-backtrace pytorch samples-per-backtrace session-new stats stop-on-exit "
         "x trace-fork-before-exec wait f force-overwrite gpuctxsw n inherit-environment",
         subcommands="profile",
     ),
-    "ray": _launcher(
+    "ray": Launcher(
         "address runtime-env runtime-env-json working-dir submission-id entrypoint-num-cpus entrypoint-num-gpus "
         "entrypoint-memory entrypoint-resources entrypoint-label-selector metadata-json job-id headers verify "
         "log-style log-color",
@@ -234,10 +197,10 @@ MODULES: dict[str, Launcher] = {
     "accelerate.commands.launch": LAUNCHERS["accelerate-launch"],
     "accelerate.commands.accelerate_cli": LAUNCHERS["accelerate"],
     "deepspeed.launcher.runner": _DEEPSPEED,
-    "cProfile": _launcher("o s", "m", starts_script=True),
-    "pdb": _launcher("c", "m", starts_script=True),
-    "debugpy": _launcher("listen connect log-to", "wait-for-client m", pairs="configure", starts_script=True),
-    "coverage": _launcher(
+    "cProfile": Launcher("o s", "m", starts_script=True),
+    "pdb": Launcher("c", "m", starts_script=True),
+    "debugpy": Launcher("listen connect log-to", "wait-for-client m", pairs="configure", starts_script=True),
+    "coverage": Launcher(
         "rcfile source omit include data-file", "a append p branch m", subcommands="run", starts_script=True
     ),
 }

@@ -18,7 +18,6 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
 _SCRIPTS = (".py", ".sh", ".bash")
 _SHELL_SCRIPTS = (".sh", ".bash")
 PYTHON = re.compile(r"python[0-9.]*t?|pypy[0-9.]*")
-_PYTHON_OPTION = re.compile(r"-[^cmXW]*(?:([cmXW])(.*))?", re.DOTALL)
 
 
 class Arguments(NamedTuple):
@@ -118,8 +117,8 @@ def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
         if option.startswith("--"):
             at += 2 if option == "--check-hash-based-pycs" else 1
             continue
-        match = _PYTHON_OPTION.match(option)
-        letter, attached = (match.group(1), match.group(2)) if match else (None, None)
+        match = re.match(r"-[^cmXW]*(?:([cmXW])(.*))?", option, re.DOTALL)
+        letter, attached = match.groups() if match else (None, None)
         at += 2 if letter and not attached else 1
         if letter == "c":
             return Arguments(at)
@@ -133,7 +132,8 @@ def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
         raise refusal(f"{name} must be given a script or a module, not read its program from its input", name)
     if not words[at].static and not words[at].value.endswith(_SCRIPTS):
         # A variable may hold options of Python's, which has no long ones: the script is then the word that looks so.
-        return Arguments((_first_script(words, at) or at) + 1)
+        rest = range(at, next((i for i in range(at, len(words)) if words[i].value.startswith("--")), len(words)))
+        return Arguments(next((i for i in rest if words[i].value.endswith(_SCRIPTS)), at) + 1)
     return Arguments(at + 1)
 
 
@@ -210,7 +210,8 @@ def _words_taken(launcher: Launcher, option: str) -> int | None:
     if name in launcher.values:
         return 1 + launcher.values[name]
     if option.startswith("--"):
-        return None
+        is_of_family = any(known.endswith("*") and name.startswith(known[:-1]) for known in launcher.values)
+        return 2 if is_of_family else None
     for index, letter in enumerate(name):
         if letter in launcher.values:
             # In -n2 the value touches its letter; in -ln 2 it follows.
@@ -227,15 +228,6 @@ def _guess(words: Sequence[Word], at: int) -> int:
         if PYTHON.fullmatch(name) or name in STARTERS or words[index].value.endswith(_SCRIPTS):
             return index
     raise refusal("it must be clear where the launcher's own options end", words[at].value if at < len(words) else "")
-
-
-def _first_script(words: Sequence[Word], at: int) -> int | None:
-    for index in range(at, len(words)):
-        if words[index].value.startswith("--"):
-            return None
-        if words[index].value.endswith(_SCRIPTS):
-            return index
-    return None
 
 
 def _after_other(name: str, words: Sequence[Word], at: int) -> Arguments | ShellText:

@@ -17,7 +17,6 @@ class Quote(Enum):
     NONE = "none"
     SINGLE = "'"
     DOUBLE = '"'
-    ANSI = "$'"
 
 
 class Part(NamedTuple):
@@ -71,15 +70,14 @@ Token = Word | Redirection | Operator
 
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
+_COMMENT_BEHIND = re.compile(r"(?<=[\s(;])#[^\n]*")
 _REDIRECTION = re.compile(r"(?:[0-9]+|\{[A-Za-z_]\w*\})?(&>>|&>|<<-|<<<|<<|<>|<&|>&|>>|>\||[<>](?!\())")
 _DESCRIPTOR = re.compile(r"[0-9]+-?|-")
 _OPERATOR = re.compile(r";;&|;;|;&|&&|&|\|\||\|&|[|;()\n]")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+(?=[ \t\n;|&<>)]|\Z)")
 _ORDINARY = re.compile(r"[^ \t\n'\"\\$`*?\[~<>|&;()]+")
 _IN_DOUBLE = re.compile(r'[^"\\$`]+')
-_IN_ANSI = re.compile(r"[^'\\]+")
-_ANSI_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{1,4}|U[0-9A-Fa-f]{1,8}|[0-7]{1,3}|c.|.)", re.DOTALL)
-_ANSI_NAMED = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
+_ANSI = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 _PARAMETER = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z", re.ASCII)
 _CLOSERS = {"(": ")", "{": "}", "[": "]"}
@@ -250,18 +248,14 @@ class _Lexer:
             self._add(parts, quote, expands, match.end() if match else start + 1)
 
     def _read_ansi(self, parts: list[Part]) -> None:
-        opening = self.at
-        self.at += 2
-        self._add(parts, Quote.ANSI, False, self.at)
-        while not self.text.startswith("'", self.at):
-            if match := _IN_ANSI.match(self.text, self.at):
-                self._add(parts, Quote.ANSI, False, match.end())
-            elif escape := _ANSI_ESCAPE.match(self.text, self.at):
-                value = _ansi_value(escape.group()[1:])
-                self._add(parts, Quote.ANSI, value is None, escape.end(), value)
-            else:
-                raise self._unclosed(opening)
-        self.at += 1
+        """Read `$'..'`; its escapes are left to the shell."""
+        if (match := _ANSI.match(self.text, self.at)) is None:
+            raise self._unclosed(self.at)
+        if "\\" in match[0]:
+            self._add(parts, Quote.NONE, True, match.end())
+        else:
+            self.at += 1
+            self._read_single(parts)
 
     def _closing(self, opening: int, quote: Quote = Quote.NONE) -> int:
         """Return the offset after the bracket that closes the one at `opening`."""
@@ -277,6 +271,9 @@ class _Lexer:
                 closers.append(")")
             elif char == "{" and text[at - 1] == "$":
                 closers.append("}")
+            elif closers[-1] == ")" and (comment := _COMMENT_BEHIND.match(text, at)):
+                at = comment.end()
+                continue
             # An apostrophe in "${name:-it's}" is only a letter.
             elif char in '\\"`' or (char == "'" and (quote is Quote.NONE or ")" in closers)):
                 at = self._after_quoted(at)
@@ -308,17 +305,6 @@ class _Lexer:
         return CommandError(f"{problem}, but the one at character {at + 1} is not: {before}")
 
 
-def _ansi_value(escape: str) -> str | None:
-    """Return the character of an escape in `$'..'`, or None for a byte or control that is left to the shell."""
-    if escape[0] in "xuU01234567":
-        code = int(escape, 8) if escape[0].isdecimal() else int(escape[1:] or "0", 16)
-        is_letter = escape[0] in "uU" or code < 0x80
-        return chr(code) if is_letter and 0 < code < 0x110000 and len(escape) > (escape[0] in "xuU") else None
-    if escape[0] == "c":
-        return None
-    return _ANSI_NAMED.get(escape, f"\\{escape}")
-
-
 def _joined(start: int, end: int, parts: tuple[Part, ...]) -> Word:
     value, static, brace = "", -1, -1
     for part in parts:
@@ -333,18 +319,19 @@ def _joined(start: int, end: int, parts: tuple[Part, ...]) -> Word:
     return Word(start, end, value, len(value) if static < 0 else static, parts)
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-KEYWORDS = _names("! { } time")
+KEYWORDS = names("! { } time")
 """Words that may stand in front of a command and leave it a simple one."""
 
-CONTROL_FLOW = _names("for while until if then elif else fi do done case esac select function coproc")
+CONTROL_FLOW = names("for while until if then elif else fi do done case esac select function coproc")
 
-FOLDER_CHANGES = _names("cd pushd popd")
+FOLDER_CHANGES = names("cd pushd popd")
 
-BUILTINS = CONTROL_FLOW | _names(
+BUILTINS = CONTROL_FLOW | names(
     """
     . : [ [[ alias bg bind break builtin cd command compgen complete continue declare dirs disown enable eval exec exit
     export fc fg getopts hash help history jobs let local logout mapfile popd pushd read readarray readonly return set
@@ -353,7 +340,7 @@ BUILTINS = CONTROL_FLOW | _names(
 )
 """Programs that only a shell can run."""
 
-TRIVIAL = FOLDER_CHANGES | _names(
+TRIVIAL = FOLDER_CHANGES | names(
     """
     . : [ [[ alias awk cat chmod clear cp curl cut date declare df du echo exit export false free getopts git grep gzip
     hash head hostname kill ln local logger ls mkdir ml module mv nvidia-smi pip pip3 pkill printf ps pwd read readonly
@@ -363,5 +350,5 @@ TRIVIAL = FOLDER_CHANGES | _names(
 )
 """Programs that prepare, clean up or show something, and never train."""
 
-TRIVIAL_ALONE = _names("conda mamba micromamba exec env time command")
+TRIVIAL_ALONE = names("conda mamba micromamba exec env time command")
 """Programs that are trivial only without arguments, such as an `exec` that redirects the rest of the script."""

@@ -90,10 +90,6 @@ def spelling_of(options: Iterable[OptionWord]) -> Spelling:
     return Spelling(underscores > 0, equals > 0)
 
 
-_ACTIVE_IN_DOUBLE = re.compile(r'([\\"$`])')
-_ACTIVE_IN_ANSI = re.compile(r"([\\'])")
-
-
 class Splice(NamedTuple):
     """A text that replaces what stands from `start` to `end`."""
 
@@ -123,22 +119,20 @@ def deletion(text: str, word: Word) -> Splice:
 
 def splices_in_source(word: Word, splices: Iterable[Splice]) -> list[Splice]:
     """Turn splices of a word's value into splices of the source, escaped for the quotes that they fall into."""
-    return [found for splice in splices for found in _splices_in_source(word, splice)]
-
-
-def _splices_in_source(word: Word, splice: Splice) -> list[Splice]:
-    if splice.start == splice.end:
-        return [_insertion(word, splice)]
-    pieces = []
-    begin, text = 0, splice.text
-    for part in word.parts:
-        low, high = max(splice.start, begin), min(splice.end, begin + len(part.value))
-        if low < high:
-            start, end = _source_span(part, low - begin, high - begin)
-            pieces.append(Splice(start, end, _escaped(text, part.quote)))
-            text = ""
-        begin += len(part.value)
-    return pieces
+    found = []
+    for splice in splices:
+        if splice.start == splice.end:
+            found.append(_insertion(word, splice))
+            continue
+        begin, text = 0, splice.text
+        for part in word.parts:
+            low, high = max(splice.start, begin), min(splice.end, begin + len(part.value))
+            if low < high:
+                start, end = _source_span(part, low - begin, high - begin)
+                found.append(Splice(start, end, _escaped(text, part.quote)))
+                text = ""
+            begin += len(part.value)
+    return found
 
 
 def _insertion(word: Word, splice: Splice) -> Splice:
@@ -162,7 +156,5 @@ def _escaped(text: str, quote: Quote) -> str:
     if quote is Quote.SINGLE:
         return text.replace("'", "'\\''")
     if quote is Quote.DOUBLE:
-        return _ACTIVE_IN_DOUBLE.sub(r"\\\1", text)
-    if quote is Quote.ANSI:
-        return _ACTIVE_IN_ANSI.sub(r"\\\1", text)
+        return re.sub(r'([\\"$`])', r"\\\1", text)
     return shlex.quote(text) if text else ""

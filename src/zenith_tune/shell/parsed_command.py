@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -32,7 +33,6 @@ from zenith_tune.study.parameters import Value
 from zenith_tune.units import whole
 
 _EMPTY = "the training command is empty: give it after --"
-_PASSES_ARGUMENTS = re.compile(r"\$\{?[@*1-9]|\bgetopts\b")
 _SCRIPT_READ_BYTES = 1 << 20
 _SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=")
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=", re.ASCII)
@@ -64,7 +64,7 @@ class ParsedCommand:
     def __init__(self, text: str) -> None:
         if not text.strip():
             raise CommandError(_EMPTY)
-        self._text = text
+        self.text = text
         self.tokens = tuple(lex(text))
 
     @staticmethod
@@ -78,7 +78,10 @@ class ParsedCommand:
         """Make a command from words: several are taken literally, a single one is shell text unless it names a file."""
         if not any(token.strip() for token in tokens):
             raise CommandError(_EMPTY)
-        if len(tokens) == 1 and not _names_a_file(tokens[0]):
+        if len(tokens) == 1:
+            with suppress(OSError, ValueError):
+                if Path(tokens[0]).is_file() or shutil.which(tokens[0]) is not None:
+                    return cls.of(_quoted(tokens[0]))
             return cls.of(tokens[0])
         num_assignments = next((i for i, token in enumerate(tokens) if not ASSIGNMENT.match(token)), len(tokens))
         # Of an assignment only the value is quoted: with its name in quotes, the shell would take it for a program.
@@ -86,22 +89,8 @@ class ParsedCommand:
         assignments = [f"{name}={_quoted(value) if value else ''}" for name, _, value in pairs]
         return cls.of(" ".join([*assignments, *map(_quoted, tokens[num_assignments:])]))
 
-    @property
-    def text(self) -> str:
-        """Return the command as it would be typed."""
-        return self._text
-
     def __str__(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return f"ParsedCommand({self._text!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ParsedCommand) and other._text == self._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
+        return self.text
 
     def set(self, options: Mapping[str, Value], *, keeps_names: bool = False) -> ParsedCommand:
         """Return the command with these options: what is there is replaced, what is not is added.
@@ -209,7 +198,7 @@ class ParsedCommand:
         words = target.outer_words if target else ()
         while words and words[0].value in ("exec", "command"):
             words = words[1:]
-        if not words or not words[0].is_static or words[0].value.startswith("-") or _SETS_PATH.search(self._text):
+        if not words or not words[0].is_static or words[0].value.startswith("-") or _SETS_PATH.search(self.text):
             return None
         program = words[0].value
         moves = target is not None and target.changes_folder
@@ -221,7 +210,10 @@ class ParsedCommand:
         if target is None or not target.by_shell:
             return []
         script = target.words[target.first - 1]
-        if _passes_arguments_on(script, target.changes_folder):
+        if not script.is_static or (target.changes_folder and not Path(script.value).is_absolute()):
+            return []
+        text = script_text(script.value)
+        if not text or re.search(r"\$\{?[@*1-9]|\bgetopts\b", text):
             return []
         problem = "does not seem to pass its arguments on, so the options that are added may have no effect"
         hint = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
@@ -264,17 +256,17 @@ class ParsedCommand:
     @cached_property
     def launcher(self) -> RankLauncher | None:
         """Return the launcher that starts the ranks, or None where there is none that can be seen."""
-        return RankLauncher.find(self._text, self.found_target)
+        return RankLauncher.find(self.text, self.found_target)
 
     @property
     def started(self) -> StartedProgram:
         """Return the launcher, or what runs the training program without one, for variables to be set."""
-        return self.launcher or StartedProgram.of(self._text, self.target)
+        return self.launcher or StartedProgram.of(self.text, self.target)
 
     @cached_property
     def _found(self) -> Target | CommandError:
         try:
-            return find_target(self._text, self.commands)
+            return find_target(self.text, self.commands)
         except CommandError as error:
             return error
 
@@ -306,7 +298,7 @@ class ParsedCommand:
             end = target.words[target.first + len(own_words(target.words, target.first)) - 1].end
             splices = [*splices, _insertion(target.text, end, " " + " ".join(added))]
         splices_of_all = splices_through(target.layers, splices)
-        return ParsedCommand.of(apply_splices(self._text, splices_of_all)) if splices else self
+        return ParsedCommand.of(apply_splices(self.text, splices_of_all)) if splices else self
 
 
 def _new_value(text: str, option: OptionWord, value: str, spelling: Spelling) -> list[Splice]:
@@ -343,21 +335,6 @@ def _insertion(text: str, at: int, new: str) -> Splice:
 def _quoted(token: str) -> str:
     """Quote a word for the shell, if it needs it; a placeholder such as {tp} does not."""
     return token if _PLAIN_WORD.fullmatch(token) else shlex.quote(token)
-
-
-def _names_a_file(token: str) -> bool:
-    try:
-        return Path(token).is_file() or shutil.which(token) is not None
-    except (OSError, ValueError):
-        return False
-
-
-def _passes_arguments_on(script: Word, changes_folder: bool) -> bool:
-    """Tell whether a shell script mentions its arguments; yes where it cannot be read."""
-    if not script.is_static or (changes_folder and not Path(script.value).is_absolute()):
-        return True
-    text = script_text(script.value)
-    return not text or _PASSES_ARGUMENTS.search(text) is not None
 
 
 def script_text(path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand, plain_value
@@ -67,11 +67,18 @@ def fill_placeholders(text: str, params: Mapping[str, Value]) -> tuple[str, set[
     """
     values = {name: plain_value(params[name]) for name in placeholder_names(text, params)}
     needs_quotes = any(shlex.quote(value) != value for value in values.values())
-    unquoted = list(_unquoted_spans(text)) if needs_quotes else []
+    parts = [part for token in ParsedCommand.of(text).tokens for part in _parts(token)] if needs_quotes else []
+    unquoted = [part for part in parts if part.quote is Quote.NONE and not part.dynamic]
 
     def filled(match: re.Match[str]) -> str:
         value = values.get(match[1])
-        return match[0] if value is None else _safe(value, match, unquoted)
+        if value is None:
+            return match[0]
+        quoted = shlex.quote(value)
+        if quoted == value or any(part.start <= match.start() and match.end() <= part.end for part in unquoted):
+            return quoted
+        problem = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
+        raise CommandError(f"{problem}, but got {value!r}", hint=f"take the quotes around {match[0]} away")
 
     return _PLACEHOLDER.sub(filled, text), set(values)
 
@@ -91,21 +98,6 @@ def fill_or_set(
         raise CommandError(f"{BACKGROUND}, but it ends with '&'", hint=LEAVE_OUT)
     left = {option: values[name] for name, option in options.items() if name in values and name not in filled}
     return ParsedCommand.of(text).set(left, keeps_names=keeps_names).text if left else text
-
-
-def _safe(value: str, match: re.Match[str], unquoted: list[tuple[int, int]]) -> str:
-    quoted = shlex.quote(value)
-    if quoted == value or any(start <= match.start() and match.end() <= end for start, end in unquoted):
-        return quoted
-    problem = f"a value with blanks, quotes or other signs of the shell can only fill {match[0]} outside quotes"
-    raise CommandError(f"{problem}, but got {value!r}", hint=f"take the quotes around {match[0]} away")
-
-
-def _unquoted_spans(text: str) -> Iterator[tuple[int, int]]:
-    for token in ParsedCommand.of(text).tokens:
-        for part in _parts(token):
-            if part.quote is Quote.NONE and not part.dynamic:
-                yield part.start, part.end
 
 
 def _parts(token: Token) -> tuple[Part, ...]:

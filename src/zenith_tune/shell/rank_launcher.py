@@ -65,15 +65,14 @@ class StartedProgram:
         own = {name: word for name in values if (word := self._assignment(name)) is not None}
         splices = [Splice(word.start, word.end, f"{name}={values[name]}") for name, word in own.items()]
         new = "".join(f"{name}={value} " for name, value in values.items() if name not in own)
+        if not new:
+            return splices
         at = self._target.words[self._start].start
-        return [*splices, Splice(at, at, f"{'' if self._is_behind_env else 'env '}{new}")] if new else splices
-
-    @property
-    def _is_behind_env(self) -> bool:
-        words = list(self._target.words[: self._start])
-        while words and ASSIGNMENT.match(words[-1].value):
-            words.pop()
-        return bool(words) and program_name(words[-1]) == "env"
+        before = list(self._target.words[: self._start])
+        while before and ASSIGNMENT.match(before[-1].value):
+            before.pop()
+        is_behind_env = before and program_name(before[-1]) == "env"
+        return [*splices, Splice(at, at, f"{'' if is_behind_env else 'env '}{new}")]
 
     def _assignment(self, name: str) -> Word | None:
         """Return the word that sets a variable for the program: in front of its command, or behind `env`."""

@@ -25,7 +25,6 @@ from zenith_tune.shell.structure import (
     inverse,
     names_set,
     set_by_env,
-    without_comments,
 )
 from zenith_tune.shell.target import SimpleCommand, is_assignment, simple_commands
 from zenith_tune.study.files import open_regular
@@ -128,7 +127,6 @@ class _Walk:
 
     def read(self, text: str) -> None:
         self.variables.budget.take_text(text)
-        text = without_comments(text)
         # The command itself has been read by others; a script of many pages is not worth keeping.
         is_command = not self._depth and text.strip()
         self.follow(ParsedCommand.of(text).commands if is_command else list(simple_commands(lex(text))))
@@ -158,7 +156,7 @@ class _Walk:
             if keyword == "if":
                 self._branches.append(Branch.of_if(self._state))
             elif keyword == "case":
-                self._branches.append(Branch.of_case(self._state))
+                self._branches.append(Branch.of_loop(self._state, is_case=True))
                 return []
             elif keyword in LOOPS:
                 self._branches.append(Branch.of_loop(self._state))
@@ -234,7 +232,13 @@ class _Walk:
         num_set = next((i for i, word in enumerate(words) if not is_assignment(word)), len(words))
         settings, words = words[:num_set], words[num_set:]
         if not words or words[0].value in DECLARES:
-            self._declare([*settings, *words], state)
+            declared = [*settings, *words]
+            options = {letter for word in words if word.value.startswith("-") for letter in word.value}
+            for word in declared:
+                if declared[0].value == "local":
+                    self.locals.add(word.value.partition("=")[0].rstrip("+"))
+                # An integer's value, or a reference's, is not what is written.
+                self.variables.assign(word, is_certain=state == RUN and not {"i", "n"} & options)
             return
         name = program_name(words[0])
         if name in self.functions:
@@ -246,14 +250,6 @@ class _Walk:
 
     def _expanded(self, words: Sequence[Word]) -> list[str]:
         return [value for word in words for value in self.variables.expand(word)]
-
-    def _declare(self, words: Sequence[Word], state: str) -> None:
-        options = "".join(word.value for word in words if word.value.startswith("-"))
-        for word in words:
-            if words[0].value == "local":
-                self.locals.add(word.value.partition("=")[0].rstrip("+"))
-            # An integer's value, or a reference's, is not what is written.
-            self.variables.assign(word, is_certain=state == RUN and not {"i", "n"} & set(options))
 
     def _call(self, body: Sequence[SimpleCommand], words: list[Word], settings: Sequence[Word], state: str) -> None:
         """Follow a function with the arguments of its call; what is local to it ends with it."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from zenith_tune.shell.lexer import names
+
 MASK = "***"
 MIN_SECRET_CHARS = 3
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _PASSWORDS = ("secret", "secrets", "password", "passwd", "passphrase", "passcode", "credential", "credentials")
-_OF_SERVICES = _names(
+_OF_SERVICES = names(
     """
     access account admin anthropic api app auth aws azure bearer bitbucket clearml client cohere comet dashscope deploy
     docker encryption gcp gemini gh git github gitlab google hf hub hugging huggingface jwt kaggle license login mistral
@@ -22,7 +20,7 @@ _OF_SERVICES = _names(
     sas signing slack ssh storage swanlab telegram together vault wandb webhook
     """
 )
-_OF_MODELS = _names(
+_OF_MODELS = names(
     """
     add added answer assistant audio batch begin blank bos cache chosen cls column context decoder dict doc document
     empty end eod eom eos eot extra feature field fim first forced frame fused gen generated gold ignore image img
@@ -33,7 +31,7 @@ _OF_MODELS = _names(
     """
 )
 # The value is then where a secret lies, or what it is like, and not the secret.
-_ABOUT = _names(
+_ABOUT = names(
     "file path dir folder name url type length len size count limit ttl header field column env var id ids index stdin"
 )
 _TAIL = re.compile(r"(.*?)(token|key)(s?)")
@@ -43,9 +41,9 @@ _SHORT = re.compile(
 )
 # A pass is also a walk through the data, a pwd the folder of a container, and --no-auth is followed by anything.
 _NOT_PASSWORDS = {
-    "auth": _names("disable enable no require skip use without"),
-    "pass": _names("backward bwd by dry eval first forward full fwd multi n num one per second single total train two"),
-    "pwd": _names("apptainer container init singularity"),
+    "auth": names("disable enable no require skip use without"),
+    "pass": names("backward bwd by dry eval first forward full fwd multi n num one per second single total train two"),
+    "pwd": names("apptainer container init singularity"),
 }
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 # An `access_key_id` is as secret as the key.

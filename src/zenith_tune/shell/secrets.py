@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Operator, Quote, Redirection, Word
@@ -239,32 +238,19 @@ def _written(char: str) -> str:
         return char
     if char == "'":  # as in 'it'\''s'
         return r"(?:[\\'\"]{0,5}?'[\\'\"]{0,6}?|%27)"
-    in_bytes = "".join(f"\\x{byte:02x}" for byte in _encoded(char))
-    escaped = {json.dumps(char)[1:-1], ascii(char)[1:-1], in_bytes} - {char}
-    ways = [each.replace("\\", r"\\{1,8}") for each in escaped if each.startswith("\\")]
-    ways += [re.escape(char), f"(?i:{in_bytes.replace(chr(92) + 'x', '%')})"]
+    in_url = "".join(f"%{byte:02x}" for byte in char.encode(errors="surrogateescape"))
+    ways = [re.escape(char), f"(?i:{in_url})"]
+    if (in_json := json.dumps(char)[1:-1]) != char:
+        ways.append(in_json.replace("\\", r"\\{1,8}"))
     ways += [rf"\\{{1,8}}{re.escape(char)}"] if char in '"$`' else [r"\+"] if char == " " else []
     return f"(?:{'|'.join(ways)})"
 
 
-def _encoded(text: str) -> bytes:
-    """Return the bytes that a program would write, also of a word that is no valid text."""
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode(errors="surrogatepass")
-
-
-_NO_REGULAR_FILE = frozenset(
-    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV)
-)
-_CHUNK_BYTES = 1 << 20
-_LONGEST_TOKEN = 4096
-"""Bytes of a match; of a longer one the rest may stay where a file is read in pieces."""
+_NO_REGULAR_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ENODEV)
 
 
 def mask_file(path: Path, secrets: Sequence[str]) -> int:
-    """Overwrite every secret in a file with as many asterisks, whatever the file's size, and return how many.
+    """Overwrite every secret in a log, which is of limited size, with as many asterisks, and return how many.
 
     What is not there, or is no regular file, has none; what is written while this reads is left for the next time.
     """
@@ -274,30 +260,11 @@ def mask_file(path: Path, secrets: Sequence[str]) -> int:
         if error.errno in _NO_REGULAR_FILE:
             return 0
         raise
+    pattern = "|".join([*_patterns(secrets), WELL_KNOWN.pattern]).encode(errors="surrogateescape")
     with file:
-        pattern = b"|".join(map(_encoded, [*_patterns(secrets), WELL_KNOWN.pattern]))
-        return _mask_open_file(file, re.compile(pattern, re.ASCII))
-
-
-def _mask_open_file(file: BinaryIO, pattern: re.Pattern[bytes]) -> int:
-    left_bytes = os.fstat(file.fileno()).st_size
-    count = base = 0
-    data = b""
-    while True:
-        chunk = file.read(min(_CHUNK_BYTES, left_bytes))
-        left_bytes -= len(chunk)
-        data += chunk
-        # What begins nearer to the end than the longest secret may continue in the next chunk.
-        settled = len(data) - _LONGEST_TOKEN + 1 if chunk else len(data)
-        for match in pattern.finditer(data):
-            if match.start() >= settled:
-                break
-            file.seek(base + match.start())
+        data = file.read(os.fstat(file.fileno()).st_size)
+        found = list(re.finditer(pattern, data, re.ASCII))
+        for match in found:
+            file.seek(match.start())
             file.write(b"*" * len(match[0]))
-            settled = max(settled, match.end())
-            count += 1
-        if not chunk:
-            return count
-        settled = max(settled, 0)
-        base, data = base + settled, data[settled:]
-        file.seek(base + len(data))
+    return len(found)

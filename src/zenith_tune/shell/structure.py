@@ -1,4 +1,4 @@
-"""The structure of a shell script beyond its words: comments, functions, names that are set, and conditions."""
+"""The structure of a shell script beyond its words: functions, names that are set, and conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from zenith_tune.shell.target import SimpleCommand
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
-_SIGN = re.compile(r"['\"]|(?:^|(?<=\s))#")
 _SETS = re.compile(r"(?<![=!<>])=(?!=)|\+\+|--")
 
 
@@ -24,25 +23,6 @@ class Function(NamedTuple):
     name: str
     body: Sequence[SimpleCommand]
     after: int
-
-
-def without_comments(text: str) -> str:
-    """Return a script without its comments, in which an apostrophe would open a quote inside the brackets of a list.
-
-    >>> without_comments("TP=2 # it's two")
-    'TP=2 '
-    """
-    return "\n".join(_without_comment(line) for line in text.split("\n"))
-
-
-def _without_comment(line: str) -> str:
-    is_open = {"'": False, '"': False}
-    for match in _SIGN.finditer(line):
-        if match[0] != "#":
-            is_open[match[0]] = not is_open[match[0]]
-        elif not any(is_open.values()):
-            return line[: match.start()]
-    return line
 
 
 def function_at(commands: Sequence[SimpleCommand], at: int) -> Function | None:
@@ -208,14 +188,9 @@ class Branch:
         return cls(outer, outer, keeps_state=False, in_condition=True)
 
     @classmethod
-    def of_loop(cls, outer: str) -> Branch:
-        """Begin a body whose condition is not followed."""
-        return cls(outer, SKIP if outer == SKIP else MAYBE)
-
-    @classmethod
-    def of_case(cls, outer: str) -> Branch:
-        """Begin a `case`, whose parts may run or not."""
-        return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=True, in_pattern=True)
+    def of_loop(cls, outer: str, *, is_case: bool = False) -> Branch:
+        """Begin a loop or a `case`, of which nothing may run."""
+        return cls(outer, SKIP if outer == SKIP else MAYBE, is_case=is_case, in_pattern=is_case)
 
     def begin_condition(self) -> None:
         """Move to an `elif`."""

@@ -111,7 +111,11 @@ def find_target(text: str, commands: tuple[SimpleCommand, ...]) -> Target:
     """Find the training command of a shell text, or raise `CommandError` with the reason why there is none."""
     candidates = _candidates(commands)
     if len(candidates) != 1:
-        raise _not_one(candidates, commands)
+        # Programs are named by their first words only: what follows may hold a secret.
+        shown = filter(None, (shown_text(command.words[:2]) for command in candidates or commands))
+        part = f" ({', '.join(map(repr, shown))})".replace(" ()", "")
+        problem = f"the training command must start one program that trains, but it starts {len(candidates) or 'none'}"
+        raise CommandError(f"{problem}{part}", hint=HINT)
     [command] = candidates
     before = commands[: commands.index(command)]
     moves = any(earlier.words and earlier.words[0].value in FOLDER_CHANGES for earlier in before)
@@ -170,16 +174,4 @@ def _check_structure(command: SimpleCommand, *, is_last: bool) -> None:
 
 def _is_trivial(words: Sequence[Word]) -> bool:
     name = program_name(words[0])
-    if name in TRIVIAL or (len(words) == 1 and name in TRIVIAL_ALONE):
-        return True
-    return starts_nothing(words)
-
-
-def _not_one(candidates: Sequence[SimpleCommand], commands: Sequence[SimpleCommand]) -> CommandError:
-    # Programs are named by their first words only: what follows may hold a secret.
-    shown = [repr(shown_text(command.words[:2])) for command in candidates or commands]
-    count = len(candidates) or "none"
-    part = f" ({', '.join(each for each in shown if each != repr(''))})".replace(" ()", "")
-    return CommandError(
-        f"the training command must start one program that trains, but it starts {count}{part}", hint=HINT
-    )
+    return name in TRIVIAL or (len(words) == 1 and name in TRIVIAL_ALONE) or starts_nothing(words)

@@ -98,10 +98,8 @@ class RetryPolicy:
                 self._note_away(error)
                 if self._has_given_up or time.monotonic() - begin >= self.limit_s:
                     self._has_given_up = True  # the study is ending: nothing more is waited for
-                    problem = (
-                        f"{self.subject} {self.away} ({self.describe(error)}), after {self.limit_s:.0f} s of waiting"
-                    )
-                    raise self.give_up(problem, error) from error
+                    why = f"({self.describe(error)}), after {self.limit_s:.0f} s of waiting"
+                    raise self.give_up(f"{self.subject} {self.away} {why}", error) from error
                 self.check()
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
@@ -118,8 +116,6 @@ class RetryPolicy:
             self.notify(f"{problem}: waiting, at most {self.limit_s:.0f} s")
 
     def _note_back(self) -> None:
-        if self._away_since is None:
-            return
         with self._lock:
             since, self._away_since = self._away_since, None
         if since is not None:

@@ -62,6 +62,14 @@ class TrialFolder:
         except OSError:
             return ""
 
+    def read_json(self, path: Path) -> Json:
+        """Return the JSON object that a file holds; an empty one where it holds none."""
+        try:
+            content = json.loads(self.read(path))
+        except ValueError:
+            return {}
+        return content if isinstance(content, dict) else {}
+
 
 def write_atomically(path: Path, text: str, *, is_private: bool = False) -> None:
     """Replace a file as a whole: a reader never sees half of it; only its owner reads a private one."""
@@ -105,12 +113,10 @@ def write_output(path: Path, text: str) -> None:
         write_atomically(target, text)
 
 
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-
-
 def open_regular(path: Path, *, writable: bool = False) -> BinaryIO:
     """Open a regular file without following a link or waiting for anybody; raise OSError for anything else."""
-    descriptor = os.open(path, _FLAGS | (os.O_RDWR if writable else os.O_RDONLY))
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    descriptor = os.open(path, flags | (os.O_RDWR if writable else os.O_RDONLY))
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):

@@ -119,27 +119,22 @@ class Study:
     def add(self, trial: Trial) -> None:
         """Take in a finished trial."""
         if trial.is_baseline:
-            self._add_baseline(trial)
+            if not trial.is_rerun:
+                self.first_baseline = self.baseline = trial
+            elif trial.ok:
+                self.baseline = trial
+            else:
+                self.failed_again.append(trial)
             return
         self.trials.append(trial)
         self._fewest_settings = min(self._fewest_settings, len(trial.params))
         if trial.rerun_of is not None:
             self._replaced.add(trial.rerun_of)
-            if self.may_be_best(trial) and self._is_proven(trial):
-                self._checked = self._better_of(self._checked, trial)
             self._unchecked = None
-            for each in self.trials:
-                self._weigh(each)
-        else:
-            self._weigh(trial)
-
-    def _add_baseline(self, trial: Trial) -> None:
-        if not trial.is_rerun:
-            self.first_baseline = self.baseline = trial
-        elif trial.ok:
-            self.baseline = trial
-        else:
-            self.failed_again.append(trial)
+            for each in self.trials[:-1]:
+                if not each.is_rerun:
+                    self._weigh(each)
+        self._weigh(trial)
 
     @property
     def best(self) -> Trial | None:
@@ -203,8 +198,6 @@ class Study:
         self.memory_limit_bytes = limit_bytes
         self._checked = self._unchecked = None
         for trial in self.trials:
-            if trial.is_rerun and self.may_be_best(trial) and self._is_proven(trial):
-                self._checked = self._better_of(self._checked, trial)
             self._weigh(trial)
 
     def rule_out(self, trials: Iterable[Trial], why: str) -> None:
@@ -249,8 +242,13 @@ class Study:
         return all(self.proves_better(trial, than=run) for run in usable)
 
     def _weigh(self, trial: Trial) -> None:
-        is_other = trial.number not in self._replaced and not trial.is_rerun
-        if is_other and self.may_be_best(trial) and self._is_proven(trial):
+        """Take a trial for the best of its kind, if it is: of those that ran again, or of all others."""
+        is_replaced = trial.number in self._replaced and not trial.is_rerun
+        if is_replaced or not self.may_be_best(trial) or not self._is_proven(trial):
+            return
+        if trial.is_rerun:
+            self._checked = self._better_of(self._checked, trial)
+        else:
             self._unchecked = self._better_of(self._unchecked, trial)
 
     @property

@@ -85,7 +85,7 @@ class Trial:
     extra: Mapping[str, Value] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        name = "your command" if self.is_baseline else f"trial {self.number}"
+        name = YOUR_COMMAND if self.is_baseline else f"trial {self.number}"
         found = str(self.cause) if self.value is None else format_value(self.value, self.unit)
         return f"Trial({name}: {self.outcome}, {found}; {dict(self.params)})"
 

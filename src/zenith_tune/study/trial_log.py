@@ -18,7 +18,6 @@ LINE_LENGTH = 300
 WHOLE_LINE_LENGTH = 2500
 """What is shown of a line of a log: the numbers that matter stand at the end of Megatron's, which have 600 and more."""
 _MAX_LINE_BYTES = 64 * 1024
-_TAIL_BYTES = 256 * 1024
 
 # CSI and OSC sequences, then any other two-character escape.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
@@ -54,7 +53,7 @@ class TrialLog:
         try:
             with open_regular(self.path) as file:
                 size = _size(file)
-                data = _one_line_end(_read(file, max(0, size - _TAIL_BYTES), size))
+                data = _one_line_end(_read(file, max(0, size - 256 * 1024), size))
         except OSError:
             return []
         # From the end: a log of many lines is asked for its last few.
@@ -97,9 +96,12 @@ def _head_and_tail(file: BinaryIO, limit_bytes: int) -> bytes:
     if size <= limit_bytes:
         return _one_line_end(_read(file, 0, size))
     head_bytes = limit_bytes // 4
-    head = _up_to_last_line_end(_read(file, 0, head_bytes))
+    # Without the lines torn at the cut, which could show half a number as a whole one.
+    head = _read(file, 0, head_bytes)
+    head = head[: max(head.rfind(b"\n"), head.rfind(b"\r")) + 1] or head
     # One byte more, so that a tail that starts just behind a line end keeps its first line.
-    tail = _from_first_line_end(_read(file, size - (limit_bytes - head_bytes) - 1, size))
+    tail = _read(file, size - (limit_bytes - head_bytes) - 1, size)
+    tail = tail[line_end.end() :] if (line_end := re.search(rb"[\r\n]", tail)) else tail
     left_out = size - len(head) - len(tail)
     head, tail = _one_line_end(head), _one_line_end(tail)
     return b"%b\n[... %d bytes left out ...]\n%b" % (head.removesuffix(b"\n"), left_out, tail)
@@ -112,18 +114,6 @@ def _size(file: BinaryIO) -> int:
 def _read(file: BinaryIO, start: int, end: int) -> bytes:
     file.seek(start)
     return file.read(end - start)
-
-
-def _up_to_last_line_end(data: bytes) -> bytes:
-    """Drop the line torn at the end, which could show half a number as a whole one."""
-    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-    return data[:end] if end else data
-
-
-def _from_first_line_end(data: bytes) -> bytes:
-    """Drop the line torn at the start."""
-    ends = [position for position in (data.find(b"\n"), data.find(b"\r")) if position >= 0]
-    return data[min(ends) + 1 :] if ends else data
 
 
 def _one_line_end(data: bytes) -> bytes:
@@ -142,14 +132,11 @@ def _cut_long_lines(data: bytes) -> bytes:
             continue
         end = data.find(b"\n", start)
         end = len(data) if end < 0 else end
-        pieces += [data[kept:start], _head_and_tail_of(data[start:end])]
+        line, half = data[start:end], _MAX_LINE_BYTES // 2
+        shortened = b"%b [... %d bytes left out ...] %b" % (line[:half], len(line) - 2 * half, line[-half:])
+        pieces += [data[kept:start], shortened]
         start = kept = end
     return b"".join([*pieces, data[kept:]])
-
-
-def _head_and_tail_of(line: bytes) -> bytes:
-    half = _MAX_LINE_BYTES // 2
-    return b"%b [... %d bytes left out ...] %b" % (line[:half], len(line) - 2 * half, line[-half:])
 
 
 def _head_and_tail_of_text(line: str) -> str:

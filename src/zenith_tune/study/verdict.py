@@ -93,22 +93,19 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         none = "no trial stays within the memory limit" if over else "every trial failed"
         return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {_stays(study)}")
     if gain is None:
-        compared = "your own command did not run, so no gain is claimed"
-        if base is not None:
-            no_ratio = (
-                f"no ratio to the {format_value(base.value or 0.0)} of your own command can be stated"
-                if base.ok
-                else ""
-            )
-            compared = no_ratio or "your own command failed"
+        if base is None:
+            compared = "your own command did not run, so no gain is claimed"
+        elif base.ok:
+            compared = f"no ratio to the {format_value(base.value or 0.0)} of your own command can be stated"
+        else:
+            compared = "your own command failed"
         found = f"best: trial {study.number_of(best)}, {format_value(best.value or 0.0, best.unit)}"
         return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
     if gain <= 0 and base is not None and not study.may_be_best(base):
         takes = _takes_more(study, base)
-        found = (
-            f"trial {study.number_of(best)} is the fastest within the memory limit, {1 + gain:.2f}x your own command"
-        )
-        return Verdict(sentence=f"{takes}: {found}", speedup=1 + gain, memory_share=memory_share)
+        found = f"trial {study.number_of(best)} is the fastest within the memory limit"
+        sentence = f"{takes}: {found}, {1 + gain:.2f}x your own command"
+        return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share)
     if gain <= 0 or study.fastest is base:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within
@@ -253,9 +250,5 @@ def _phases(study: Study, speedup: float) -> str:
 
 
 def _memory(share: float | None, safer: Safer | None) -> str:
-    if share is None:
-        return ""
-    full = f"uses {share:.1%} of GPU memory"
-    if safer is None:
-        return full
-    return f"{full}: trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}"
+    less = f": trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}" if safer else ""
+    return "" if share is None else f"uses {share:.1%} of GPU memory{less}"

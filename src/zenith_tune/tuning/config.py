@@ -143,12 +143,10 @@ class StudyConfig:
 
     @property
     def command(self) -> str:
-        """The text of the user's own command."""
         return self.line.text
 
     @property
     def masked_command(self) -> str:
-        """The user's own command without its secrets."""
         return mask(self.command, self.secrets)
 
     @functools.cached_property
@@ -216,7 +214,7 @@ class StudyConfig:
 
     @property
     def runs_baseline(self) -> bool:
-        """Tell whether the user's own command runs first; one that holds placeholders cannot."""
+        """Whether the user's own command runs first; one that holds placeholders cannot."""
         return self.options.baseline and not placeholder_names(self.command, self.preset.placeholder_names())
 
     def render(self, params: Mapping[str, Any]) -> str:
@@ -237,11 +235,11 @@ class StudyConfig:
         """Name the runs that are no other than the user's own command: the same text, or the point it stands for."""
         if not self.runs_baseline:
             return frozenset()
-        same = self._identity(self.preset.baseline_command(self.command), self.preset.baseline_files())
+        same = {self._identity(self.preset.baseline_command(self.command), self.preset.baseline_files())}
         with contextlib.suppress(UsageError):
             own = self.preset.own_point(self.command)
-            return frozenset({same} if own is None else {same, self.identify(own)})
-        return frozenset({same})
+            same |= set() if own is None else {self.identify(own)}
+        return frozenset(same)
 
     def with_budget(self, n_trials: int | None) -> StudyConfig:
         """Return the same study with a budget of `n_trials`, where that is given."""
@@ -295,9 +293,8 @@ class StudyConfig:
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             notes.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
         if self.memory.headroom is not None and self.capacity_bytes is None:
-            notes.append(
-                "the GPUs are not known, so --headroom counts only once a trial says how much memory they have"
-            )
+            until = "only once a trial says how much memory they have"
+            notes.append(f"the GPUs are not known, so --headroom counts {until}")
         if self.budget.training.hours is not None and not self.strategy.plans:
             notes.append(f"--train-hours counts for strategy guided alone, not for {self.strategy_name}")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:

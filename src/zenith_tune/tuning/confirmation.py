@@ -25,7 +25,7 @@ class Confirmation:
     def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True) -> None:
         self._session, self._side_by_side, self._claims = session, side_by_side, claims
         self._num_failed = 0
-        """Of the runs that confirm, those that were out of memory and are dealt with."""
+        """Confirming runs that were out of memory and are dealt with."""
 
     def run(self) -> list[str]:
         """Return what came of it, one line each."""
@@ -42,7 +42,12 @@ class Confirmation:
         gain = self._gain(again, over=first)
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
         if study.may_be_best(first):
-            self._more(self._near(first, gain if differs else None))
+            near = self._near(first, gain if differs else None)
+            for _ in range(MAX_RERUNS - 1):  # then those that are best by now
+                following = near.pop(0) if near else study.contender
+                if following is None:
+                    break
+                self._again(following)
         num_more = sum(trial.is_rerun for trial in study.trials) - num_before
         return [self._verdict(first, again, gain, num_more, differs=differs), *lines, *self._drift()]
 
@@ -114,14 +119,9 @@ class Confirmation:
             return f"{line}: {verdict}"
         study = self._session.study
         last = study.best
-        stays = last is not None and last.identity == again.identity
-        chosen = (
-            "it stays the best trial"
-            if stays
-            else f"trial {study.number_of(last)} is the best"
-            if last
-            else "none is left"
-        )
+        chosen = f"trial {study.number_of(last)} is the best" if last else "none is left"
+        if last is not None and last.identity == again.identity:
+            chosen = "it stays the best trial"
         return f"{line}: {verdict}; after {num_more} more run again {chosen}"
 
     def _drift(self) -> list[str]:
@@ -135,14 +135,6 @@ class Confirmation:
         was = f"your own command measured {at_first} at first and {at_end} at the end"
         return [f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"]
 
-    def _more(self, near: list[Trial]) -> None:
-        """Run further trials again, those that may be as good or that are best now."""
-        for _ in range(MAX_RERUNS - 1):
-            following = near.pop(0) if near else self._session.study.contender
-            if following is None:
-                return
-            self._again(following)
-
     def _again(self, trial: Trial) -> Trial:
         known = self._session.recorded.get(RunKey(trial.identity, rerun_of=trial.number))
         why = f"trial {trial.number} again, to confirm it"
@@ -154,18 +146,17 @@ class Confirmation:
         Those within the noise of it, of which one is tried; all that neighbours may have put behind it, where they did.
         """
         known, study = self._session.recorded, self._session.study
-        others = [
-            (abs(behind), trial.number, trial)
+        near = [
+            (abs(behind), trial)
             for trial in study.trials
             if trial.number != best.number and not trial.is_rerun
             if RunKey(trial.identity, rerun_of=trial.number) not in known
             if study.may_be_best(trial)
             if (behind := self._gain(trial, over=best)) is not None
         ]
-        ordered = [(gap, trial) for gap, _, trial in sorted(others, key=lambda other: other[:2])]
-        slowed = gain if gain is not None and gain > 0 and self._side_by_side else None
-        if slowed is not None:
-            return [trial for gap, trial in ordered if gap <= slowed]
+        ordered = sorted(near, key=lambda other: (other[0], other[1].number))
+        if gain is not None and gain > 0 and self._side_by_side:
+            return [trial for gap, trial in ordered if gap <= gain]
         return [trial for gap, trial in ordered[:1] if gap <= (trial.spread or 0.0) + (best.spread or 0.0)]
 
     def _gain(self, trial: Trial, *, over: Trial) -> float | None:

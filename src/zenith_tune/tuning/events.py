@@ -68,7 +68,6 @@ class StudyEnd:
     findings: Findings | None = None
     """The strategy's findings besides the best point."""
     verdict: Verdict | None = None
-    """The verdict."""
     diagnosis: list[str] = field(default_factory=list)
     """What limits the fastest run, and what to change."""
 

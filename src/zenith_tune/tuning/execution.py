@@ -76,8 +76,10 @@ class TrialExecution:
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
         self._secrets, self._repeats = config.secrets, config.options.repeats
 
-    def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
-        """Run the command, as often as repeats are asked for, and write the trial's files."""
+    def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None, job: Job | None = None) -> Trial:
+        """Run the command, as often as repeats are asked for; a `job` that an earlier tuner started is waited for."""
+        if job is not None:
+            return self._close(folder, self._followed(job, request, folder, timeout_s))
         self._patience.call(lambda: self._prepare(request, folder))
         trials: list[Trial] = []
         for index in range(1, self._repeats + 1):
@@ -93,10 +95,6 @@ class TrialExecution:
         if self._repeats > 1:
             return None
         return self._runner.find(folder.path, timeout_s=timeout_s, on_state=on_state)
-
-    def follow(self, job: Job, request: TrialRequest, folder: TrialFolder, timeout_s: float | None) -> Trial:
-        """Wait for a job that an earlier tuner started, and read it as if this one had."""
-        return self._close(folder, self._followed(job, request, folder, timeout_s))
 
     def _submit(self, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Job:
         def submit() -> Job:
@@ -210,21 +208,18 @@ class TrialExecution:
         try:
             measured = _checked(self._evaluator.measure(text, metadata))
         except OtherSettingsError as error:
-            return hidden_failure(text, has_value=False) or _no_effect(str(error))
+            return hidden_failure(text, has_value=False) or _failed(FailureKind.NO_EFFECT, str(error))
         except ValueError as error:
             message = f"{error}{_written_elsewhere(text, request)}"
-            return hidden_failure(text, has_value=False) or _metric_failure(message)
+            return hidden_failure(text, has_value=False) or _failed(FailureKind.METRIC, message)
         except Exception as error:  # an evaluator is a plug-in: its faults are the trial's, not the study's
             raised = f"{type(error).__name__}: {error}"
-            return _metric_failure(f"evaluator {type(self._evaluator).__name__} raised {raised}")
-        return hidden_failure(text, has_value=True) or self._without_effect(text, request) or measured
-
-    def _without_effect(self, text: str, request: TrialRequest) -> Failure | None:
-        """Fail a run whose log says that it trained with other arguments than it was given."""
+            return _failed(FailureKind.METRIC, f"evaluator {type(self._evaluator).__name__} raised {raised}")
+        if (failure := hidden_failure(text, has_value=True)) is not None:
+            return failure
         params = request.trial.params
-        asked = self._preset.logged_as(params) if params else {}
-        message = disagreement(text, asked)
-        return None if message is None else _no_effect(message)
+        difference = disagreement(text, self._preset.logged_as(params) if params else {})
+        return measured if difference is None else _failed(FailureKind.NO_EFFECT, difference)
 
     def _mask_log(self, files: TrialFolder) -> None:
         try:
@@ -263,8 +258,8 @@ class TrialExecution:
         return trial
 
 
-def _no_effect(message: str) -> Failure:
-    return Failure(outcome=Outcome.ERROR, kind=FailureKind.NO_EFFECT, message=clean_line(message))
+def _failed(kind: FailureKind, message: str) -> Failure:
+    return Failure(outcome=Outcome.ERROR, kind=kind, message=clean_line(message))
 
 
 def _written_elsewhere(text: str, request: TrialRequest) -> str:
@@ -276,10 +271,6 @@ def _written_elsewhere(text: str, request: TrialRequest) -> str:
 
 def _metadata(request: TrialRequest) -> dict[str, Any]:
     return {"trial_id": request.trial.number, "command": request.command, "parameters": dict(request.trial.params)}
-
-
-def _metric_failure(message: str) -> Failure:
-    return Failure(outcome=Outcome.ERROR, kind=FailureKind.METRIC, message=clean_line(message))
 
 
 def _checked(measured: Measurement) -> Measurement:
@@ -307,6 +298,11 @@ def _merge(trials: list[Trial]) -> Trial:
     values = [trial.value for trial in trials if trial.value is not None]
     middle = statistics.median(values)
     steps = [trial.step_s for trial in trials if trial.step_s is not None]
+    extra: dict[str, Value] = dict(trials[0].extra)
+    for name in extra:
+        numbers = [value for trial in trials if isinstance(value := trial.extra.get(name), int | float)]
+        if len(numbers) == len(trials):
+            extra[name] = statistics.median(numbers)
     return replace(
         trials[0],
         value=middle,
@@ -317,15 +313,5 @@ def _merge(trials: list[Trial]) -> Trial:
         num_runs=len(trials),
         early=next((trial.early for trial in trials if trial.early is not None), None),
         duration_s=statistics.fmean(trial.duration_s or 0.0 for trial in trials),
-        extra=_merge_extra(trials),
+        extra=extra,
     )
-
-
-def _merge_extra(trials: list[Trial]) -> dict[str, Value]:
-    """Return the medians of what is a number in every run, and the first run's word on the rest."""
-    merged: dict[str, Value] = dict(trials[0].extra)
-    for name in merged:
-        numbers = [value for trial in trials if isinstance(value := trial.extra.get(name), int | float)]
-        if len(numbers) == len(trials):
-            merged[name] = statistics.median(numbers)
-    return merged

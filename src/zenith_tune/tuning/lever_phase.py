@@ -16,7 +16,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
-from zenith_tune.study.parameters import Params
+from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
@@ -81,12 +81,19 @@ class LeverPhase:
     def run(self) -> None:
         """Try them until none is left that is worth a trial; the study knows at any time what became of each."""
         fastest = self._fastest_layout()
-        point = self._point_of(fastest) if fastest is not None else None
-        if fastest is None or point is None:
+        if fastest is None:
             return
+        params = self._session.study.own_params if fastest.is_baseline else fastest.params
+        if params is None or params.keys() != self._config.preset.get_search_space().keys():
+            return
+        point = dict(params)
         self._first, self._point, self._shares = fastest, point, predicted_shares(self._config, point)
         levers = self._config.preset.levers(self._config.command, point)
-        self._leave_out([lever for lever in levers if lever.is_left_out])
+        for lever in levers:
+            if lever.is_left_out and self._gain_of(lever) >= LEAST_GAIN:
+                saved = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
+                why = f"{lever.why_left_out}{saved}"
+                self._session.study.add_lever_result(LeverResult(lever=lever.label, why=why))
         allowed = sorted((lever for lever in levers if not lever.is_left_out), key=lambda lever: -self._gain_of(lever))
         worth = [lever for lever in allowed if is_of_use(lever, self._shares)]
         self._waiting = {lever.label: TOO_LITTLE for lever in worth}
@@ -122,14 +129,11 @@ class LeverPhase:
                 groups = [Group(levers=part, is_part=True) for part in (taken[:half], taken[half:])] + groups
         for lever in (lever for group in groups for lever in group.levers):
             self._takes(kept, lever)  # none of them is: remember why
-        return self._together(kept)
-
-    def _together(self, kept: Kept) -> Kept:
-        """Try at once what gained too little to prove it one by one."""
+        # What gained too little to prove it one by one is tried at once.
         left = [(lever, gain) for lever, gain in self._unproven.values() if kept.takes(lever)]
-        group = compatible([lever for lever, _ in left])
-        gain = sum(gain for lever, gain in left if lever in group)
-        return (self._tried(kept, group) if gain >= LEAST_GAIN else None) or kept
+        together = compatible([lever for lever, _ in left])
+        gain = sum(gain for lever, gain in left if lever in together)
+        return (self._tried(kept, together) if gain >= LEAST_GAIN else None) or kept
 
     def _make_room(self, kept: Kept, lacking: list[Lever], frees: list[Lever]) -> Kept:
         """Try each lever that does not fit together with as few of those that free memory as make it fit."""
@@ -164,7 +168,8 @@ class LeverPhase:
         labels = frozenset(lever.label for lever in levers)
         if (trial := self._seen.get(labels)) is None:
             values = {lever.name: lever.value for lever in levers}
-            trial = self._evaluate.run({**self._point, **values}, _why(kept.trial, group))
+            names = ", ".join(lever.label for lever in group) if len(group) <= MAX_NAMED else f"{len(group)} levers"
+            trial = self._evaluate.run({**self._point, **values}, f"{_who(kept.trial)} with {names}")
             self._seen[labels] = trial
         study = self._session.study
         if not (trial.ok and study.may_be_best(trial) and study.proves_better(trial, than=kept.trial)):
@@ -200,32 +205,15 @@ class LeverPhase:
                 self._unproven[lever.label] = lever, gain / len(group)
 
     def _say(
-        self,
-        group: Sequence[Lever],
-        status: LeverStatus,
-        trial: Trial,
-        speedup: float | None = None,
-        why: str = "",
+        self, group: Sequence[Lever], status: LeverStatus, trial: Trial, speedup: float | None = None, why: str = ""
     ) -> None:
         labels = [lever.label for lever in group]
         for label in labels:
             self._waiting.pop(label, None)
+            others = tuple(other for other in labels if other != label)
             self._session.study.add_lever_result(
-                LeverResult(
-                    lever=label,
-                    status=status,
-                    trial=trial.number,
-                    beside=tuple(other for other in labels if other != label),
-                    speedup=speedup,
-                    why=why,
-                )
+                LeverResult(lever=label, status=status, trial=trial.number, beside=others, speedup=speedup, why=why)
             )
-
-    def _leave_out(self, levers: Sequence[Lever]) -> None:
-        """Say which levers may not be tried, where they would be worth it."""
-        for lever in (each for each in levers if self._gain_of(each) >= LEAST_GAIN):
-            gain = f"; expected to save {self._gain_of(lever):.0%} of a step" if self._shares else ""
-            self._session.study.add_lever_result(LeverResult(lever=lever.label, why=f"{lever.why_left_out}{gain}"))
 
     def _close(self, why: str = "", *, is_cut_off: bool = False) -> None:
         """Say why the levers that still wait had no trial."""
@@ -251,16 +239,8 @@ class LeverPhase:
         study, levers = self._session.study, self._config.preset.lever_space().keys()
         runs = [*study.counted, *([study.baseline] if study.baseline is not None else [])]
         plain = [run for run in runs if run.ok and study.may_be_best(run) and not run.params.keys() & levers]
-        best: Trial | None = None
-        for run in plain:
-            if best is None or study.direction.better(run.value or 0.0, than=best.value or 0.0):
-                best = run
-        return best
-
-    def _point_of(self, trial: Trial) -> Params | None:
-        params = trial.params if not trial.is_baseline else self._session.study.own_params
-        space = self._config.preset.get_search_space()
-        return dict(params) if params is not None and params.keys() == space.keys() else None
+        choose = min if study.direction is Direction.MINIMIZE else max
+        return choose(plain, key=lambda run: run.value or 0.0, default=None)
 
     def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
         """Tell whether levers may still fit into the memory that the best run leaves."""
@@ -287,12 +267,6 @@ def _any_point(config: StudyConfig) -> Params | None:
         if (own := config.preset.own_point(config.command)) is not None:
             return own
     return next(iter(config.preset.points()), None)
-
-
-def _why(best: Trial, group: Sequence[Lever]) -> str:
-    """Say what a trial is for."""
-    names = ", ".join(lever.label for lever in group) if len(group) <= MAX_NAMED else f"{len(group)} levers"
-    return f"{_who(best)} with {names}"
 
 
 def _who(trial: Trial) -> str:

@@ -54,11 +54,11 @@ class OrphanedTrials:
     def _find(self, left: Trial, folder: TrialFolder) -> Job | None:
         states: list[str] = []
 
-        def tell(state: str) -> None:
+        def on_state(state: str) -> None:
             states.append(state)
             self._notifier.state(left.number, state)
 
-        job = self._execution.find(folder, self._timeout_s, tell)
+        job = self._execution.find(folder, self._timeout_s, on_state)
         if job is not None:
             waits = bool(states) and states[0].startswith("pending")
             status = "still waits in the queue: it keeps its place" if waits else "still runs: it continues"

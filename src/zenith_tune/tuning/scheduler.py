@@ -16,7 +16,6 @@ from zenith_tune.errors import (
     UsageError,
     ZenithTuneError,
 )
-from zenith_tune.presets.base import TuningPreset
 from zenith_tune.record.export import trained_batch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.strategies.base import await_first
@@ -83,22 +82,18 @@ class TrialScheduler:
         self._config, self._limits = config, config.limits
 
     def __call__(self, params: Mapping[str, Value]) -> float | None:
-        """Return the point's value, or None where it failed or is pruned."""
         return self.run(params).value
 
     def run(self, params: Mapping[str, Value], why: str = "") -> Trial:
-        """Try a point and return its trial."""
         future = self._answer(Point(dict(params), why), run_now=True)
         await_first([future])  # another tuner may be running it
         return future.result()
 
     def submit(self, params: Mapping[str, Value], why: str = "") -> Future[Trial]:
-        """Start a trial and return at once."""
         return self._answer(Point(dict(params), why), run_now=False)
 
     def has_room(self) -> bool:
-        """Tell whether a point would start at once; by then every trial that made the room has its result."""
-        with self._lock:
+        with self._lock:  # by then every trial that made the room has its result
             return self._num_busy < self._num_slots
 
     @contextlib.contextmanager
@@ -138,20 +133,29 @@ class TrialScheduler:
 
     def _answer(self, point: Point, *, run_now: bool) -> Future[Trial]:
         params = point.params
-        self._check_open()
+        self._check_interrupted()
+        if self._is_closed:
+            raise TrialExhausted("the study is over")
         self._check(params)
         with self._lock:
-            reason = why_pruned(self._preset, params)
+            reason = self._preset.explain(params)
+            if reason is None and self._preset.prune(params):  # a preset may have nothing but `prune`
+                reason = f"pruned by {type(self._preset).__name__}"
             if reason is not None:
                 return _done(self._pruned(params, reason))
             identity = self._identify(params)
             if identity in self._answered:
                 return self._repeated(params, self._answered[identity])
-            if identity in self._recorded:
-                return self._recalled(identity)
-            if (own := self._own_run(params, identity)) is not None:
-                return self._answered_by_own(own, identity)
             self._prunes = self._duplicates = 0
+            if (known := self._recorded.get(identity)) is not None:
+                future = self._answered[identity] = _done(known)
+                self._listener.trial_recalled(known, self._preset.label(known.params))
+                return future
+            if (own := self._own_run(params, identity)) is not None:
+                self._study.num_repeated += 1
+                future = self._answered[identity] = _done(own)
+                self._listener.point_repeated(own, self._preset.label(own.params))
+                return future
             if self._others is None:
                 self._take_from_budget()
             elif (theirs := self._ask_others(self._others, identity)) is not None:
@@ -279,13 +283,6 @@ class TrialScheduler:
             if self._others is not None:
                 self._others.give_back(RunKey(identity))
 
-    def _recalled(self, identity: str) -> Future[Trial]:
-        self._prunes = self._duplicates = 0
-        trial = self._recorded[identity]
-        future = self._answered[identity] = _done(trial)
-        self._listener.trial_recalled(trial, self._preset.label(trial.params))
-        return future
-
     def _own_run(self, params: Params, identity: str) -> Trial | None:
         """Return the run of the user's own command where a point has its very settings, its batch included."""
         own = self._study.first_baseline
@@ -296,18 +293,6 @@ class TrialScheduler:
             return None
         return replace(own, params=params, identity=identity)
 
-    def _answered_by_own(self, own: Trial, identity: str) -> Future[Trial]:
-        self._prunes = self._duplicates = 0
-        self._study.num_repeated += 1
-        future = self._answered[identity] = _done(own)
-        self._listener.point_repeated(own, self._preset.label(own.params))
-        return future
-
-    def _check_open(self) -> None:
-        self._check_interrupted()
-        if self._is_closed:
-            raise TrialExhausted("the study is over")
-
     def _check(self, params: Params) -> None:
         space = self._preset.get_search_space()  # not before: what the user's own command shows may change it
         if params.keys() - self._levers.keys() != space.keys():
@@ -316,14 +301,6 @@ class TrialScheduler:
             parameter = space.get(name) or self._levers[name]
             if not parameter.contains(value):
                 raise UsageError(f"{name} must lie in {parameter}, but got {value!r}")
-
-
-def why_pruned(preset: TuningPreset, params: Mapping[str, Value]) -> str | None:
-    """Return why a point is pruned, also for a preset that only has `prune`."""
-    reason = preset.explain(params)
-    if reason is None and preset.prune(params):
-        return f"pruned by {type(preset).__name__}"
-    return reason
 
 
 def _done(trial: T) -> Future[T]:

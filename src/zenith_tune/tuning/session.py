@@ -45,7 +45,7 @@ from zenith_tune.tuning.watch import SilenceLimit, SilenceWatch
 
 _PAUSE_S = 0.5
 NUM_SHOWN_LINES = 20
-"""Of the log of the user's own command, where it fails."""
+"""Lines shown of the log of the user's own command, where it fails."""
 _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
@@ -101,7 +101,8 @@ class StudySession:
                     record.reopen(self.config.header)
                     self._keep_limits(record.search())
                 else:
-                    raise self._exists_already()
+                    problem = f"study {name!r} is in {shown(url)} already"
+                    raise StudyError(problem, hint="continue it by --resume, or choose another --study-name")
             if record.claims is None:
                 record.hold()
             self._take_up(record, is_new=is_new)
@@ -137,14 +138,8 @@ class StudySession:
 
     @property
     def elapsed_s(self) -> float:
-        """How long all runs of the study took by now."""
+        """The time that all runs of the study took by now."""
         return self._limits.elapsed_s
-
-    def _exists_already(self) -> StudyError:
-        return StudyError(
-            f"study {self.config.place.study_name!r} is in {shown(self.config.place.database_url)} already",
-            hint="continue it by --resume, or choose another --study-name",
-        )
 
     def close(self) -> None:
         """Let go of the study."""
@@ -188,7 +183,7 @@ class StudySession:
         if notes:
             self._ask_preset()
             if own is not None:
-                self._tell_preset(own)
+                self._let_preset_learn(own)
         return notes
 
     def _ask_preset(self) -> None:
@@ -212,11 +207,11 @@ class StudySession:
         if self.others is None or self.others.holds(run):
             return None
         answer = self.others.ask(run)
-        if answer is not None and not answer.done():
-            what = "your own command" if run.is_baseline else "what comes next"
-            self._notifier.noted(f"another tuner runs {what}: waiting for it")
         if answer is None:
             return None
+        if not answer.done():
+            what = "your own command" if run.is_baseline else "what comes next"
+            self._notifier.noted(f"another tuner runs {what}: waiting for it")
         await_first([answer])
         return answer.result()
 
@@ -225,8 +220,7 @@ class StudySession:
         run = RunKey(identity, rerun_of=rerun_of)
         trial = self._elsewhere(run) or self._run(params, self.config.render(params), run, why)
         refuse_hopeless(self.study)
-        levers = self._preset.lever_space()
-        refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout, levers)
+        refuse_without_effect(self.study, self._preset.decisive(), self._preset.layout, self._preset.lever_space())
         return trial
 
     def begin_search(self, plan: StudyPlan) -> None:
@@ -291,15 +285,12 @@ class StudySession:
         return dict(params) if params else None
 
     def dump_environment(self) -> None:
-        """Write the environment, with the values of secrets masked."""
         write_json(self.config.place.folder.environment, mask_environment(os.environ))
 
     def verdict(self) -> Verdict:
         """Return what the study comes to."""
-        config = self.config
-        return verdict_of(
-            self.study, config.priced_budget, num_gpus=config.num_gpus or 1, capacity_bytes=self._capacity_bytes()
-        )
+        num_gpus, capacity_bytes = self.config.num_gpus or 1, self._capacity_bytes()
+        return verdict_of(self.study, self.config.priced_budget, num_gpus=num_gpus, capacity_bytes=capacity_bytes)
 
     def limit_memory(self) -> None:
         """Choose the best among what leaves room, by all that is known of the GPUs at the end of the search."""
@@ -363,10 +354,7 @@ class StudySession:
                 silence=silence,
             )
             with clear_faults(folder.path):
-                if job is not None:
-                    trial = self._execution.follow(job, request, folder, limit_s)
-                else:
-                    trial = self._execution.run(request, folder, limit_s)
+                trial = self._execution.run(request, folder, limit_s, job)
                 if trial.ok:
                     self._silence.observe(silence.longest_s)
                 return trial
@@ -381,7 +369,6 @@ class StudySession:
             raise
 
     def _files(self, trial: Trial) -> Mapping[str, str]:
-        """Return the files that a run needs."""
         if not trial.params:
             return self._preset.baseline_files()
         confirming = self._preset.confirming(trial.params) if trial.is_rerun else None
@@ -412,14 +399,13 @@ class StudySession:
             raise TakenOver(problem)
         if self.config.budget.max_hours is not None:  # one that is killed afterwards has taken so long at least
             record.keep_search(replace(self._search, elapsed_s=self.elapsed_s))
-        self._tell_preset(trial)
+        self._let_preset_learn(trial)
         self._notifier.finished(trial, label, self.study)
         if trial.outcome is Outcome.OOM and self.config.first_capacity_bytes is None:
             capacity = reported_capacity(trial.cause for trial in self.study.trials)
             self.study.limit_memory(self.config.memory.bytes_of(capacity))
 
     def label(self, trial: Trial) -> str:
-        """Return what a trial is called."""
         return (YOUR_COMMAND if trial.is_baseline else self._preset.label(trial.params)) + trial.mark
 
     def _load(self, finished: list[Trial], record: StudyRecord) -> None:
@@ -431,13 +417,13 @@ class StudySession:
                 record.free_failed(trial)
                 continue
             self.study.add(trial)
-            self._tell_preset(trial)
+            self._let_preset_learn(trial)
             if not trial.is_baseline:
                 self.recorded[trial.key] = trial
         self.study.allow_reruns()
 
-    def _tell_preset(self, trial: Trial) -> None:
-        """Let the preset learn from a run; the user's own command is one of the point that it stands for."""
+    def _let_preset_learn(self, trial: Trial) -> None:
+        # The user's own command is a run of the point that it stands for.
         params = self.study.own_params if trial.is_baseline else trial.params
         if params:
             self._preset.observe(replace(trial, params=params))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,14 @@ class SilenceLimit:
 
 
 class SilenceWatch:
-    """Watch the log of one trial grow."""
+    """The growth of one trial's log; a warning of a long silence goes to `notify`."""
 
-    def __init__(self, limit: SilenceLimit, tell: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, limit: SilenceLimit, notify: Callable[[str], None]) -> None:
         self.longest_s = 0.0
-        self._limit, self._tell = limit, tell
+        self._limit, self._notify = limit, notify
         self._seen: tuple[Path, int] | None = None
         self._since_s = 0.0
-        self._num_told = 0
+        self._num_warnings = 0
 
     def look(self, log_path: Path, now_s: float) -> str | None:
         """Return why the trial is to be ended, or None where it is not; one that waits for its machine has no log."""
@@ -61,17 +61,16 @@ class SilenceWatch:
             self._seen = None
             return None
         if seen != self._seen:
-            self._seen, self._since_s, self._num_told = seen, now_s, 0
+            self._seen, self._since_s, self._num_warnings = seen, now_s, 0
             return None
         silence_s, limit_s = now_s - self._since_s, self._limit.seconds
         self.longest_s = max(self.longest_s, silence_s)
         if silence_s >= limit_s:
             return f"no output for {format_seconds(silence_s)}"
-        if (num_parts := int(silence_s / limit_s * (NUM_LINES + 1))) > self._num_told:
-            self._num_told = num_parts
-            self._tell(
-                f"no output for {format_seconds(silence_s)}: it is ended after {format_seconds(limit_s)} of that"
-            )
+        if (num_parts := int(silence_s / limit_s * (NUM_LINES + 1))) > self._num_warnings:
+            self._num_warnings = num_parts
+            so_far, most = format_seconds(silence_s), format_seconds(limit_s)
+            self._notify(f"no output for {so_far}: it is ended after {most} of that")
         return None
 
 
@@ -95,40 +94,29 @@ class EarlyEnd:
     log: str
 
 
+@dataclass(frozen=True, slots=True)
 class TrialWatch:
-    """Wait for a job, looking at its log now and then."""
+    """A wait for a job, with a look at its log now and then."""
 
-    def __init__(
-        self,
-        evaluator: TuningEvaluator,
-        early_stop: EarlyStop | None,
-        metadata: Mapping[str, Any],
-        best: Trial | None = None,
-        *,
-        noise: float = DEFAULT_NOISE,
-        drift: float | None = 0.0,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
-        is_cancelled: Callable[[], bool] = lambda: False,
-        limit_s: Callable[[], float | None] = lambda: None,
-        silence: SilenceWatch | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._on_progress = on_progress
-        self._is_cancelled = is_cancelled
-        self._limit_s = limit_s
-        self._silence = silence
-        self._evaluator = evaluator
-        self._early_stop = early_stop
-        self._metadata = metadata
-        self._best, self._noise, self._drift = best, noise, drift
-        self._clock = clock
+    evaluator: TuningEvaluator
+    early_stop: EarlyStop | None
+    metadata: Mapping[str, Any]
+    best: Trial | None = None
+    _: KW_ONLY
+    noise: float = DEFAULT_NOISE
+    drift: float | None = 0.0
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    limit_s: Callable[[], float | None] = lambda: None
+    silence: SilenceWatch | None = None
+    clock: Callable[[], float] = time.monotonic
 
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
         """Block as `Job.wait` does; a job whose value is known is ended, and why is returned with its result."""
-        start, pause_s, looks = self._clock(), FIRST_LOOK_S, self._evaluator.shows_progress
+        start, pause_s, looks = self.clock(), FIRST_LOOK_S, self.evaluator.shows_progress
         looked_s, seen = 0.0, 0
         while (result := self._pause(job, pause_s, start)) is None:
-            began = self._clock()
+            began = self.clock()
             pause_s = min(max((began - start) * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
             size = _size(job.log_path) if looks else seen
             # What was spent on looking counts against the whole time: a long start-up pays for many looks at its end.
@@ -151,28 +139,27 @@ class TrialWatch:
         result = job.wait(pause_s)
         if result is not None:
             return result
-        if self._is_cancelled():
+        if self.is_cancelled():
             return _stopped(job, End.REVOKED, CANCELLED_BY_HAND)
-        silence = self._silence
-        if silence is not None and (reason := silence.look(job.log_path, self._clock())) is not None:
+        if self.silence is not None and (reason := self.silence.look(job.log_path, self.clock())) is not None:
             return _stopped(job, End.SILENT, reason)
-        limit_s = self._limit_s()
-        if limit_s is not None and self._clock() - start >= limit_s:
+        limit_s = self.limit_s()
+        if limit_s is not None and self.clock() - start >= limit_s:
             return _stopped(job, End.TIMED_OUT)
         return None
 
     def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
         text = TrialLog(job.log_path).text()
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
-        progress = self._evaluator.progress(log, {**self._metadata, "duration": elapsed_s})
+        progress = self.evaluator.progress(log, {**self.metadata, "duration": elapsed_s})
         if progress is None:
             return None
-        self._on_progress(progress)
-        if self._early_stop is None:
+        self.on_progress(progress)
+        if self.early_stop is None:
             return None
-        best = self._best if self._best is not None and self._best.unit == progress.unit else None
-        value, direction = best.value if best else None, self._evaluator.direction
-        reason = self._early_stop.judge(progress, value, direction, self._noise, self._drift)
+        best = self.best if self.best is not None and self.best.unit == progress.unit else None
+        value, direction = best.value if best else None, self.evaluator.direction
+        reason = self.early_stop.judge(progress, value, direction, self.noise, self.drift)
         return None if reason is None else EarlyEnd(reason=reason, log=log)
 
 
@@ -184,10 +171,9 @@ def _stopped(job: Job, end: End, reason: str = "") -> JobResult:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes of a log so far; 0 where there is none yet."""
     try:
         return path.stat().st_size
-    except OSError:
+    except OSError:  # there is none yet
         return 0
 
 
@@ -201,7 +187,7 @@ _SLACK_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Limit a trial's seconds: by a fixed number, by the best trial so far, or both."""
+    """The limits on a trial's seconds: a fixed number, one by the best trial so far, or both."""
 
     fixed_s: float | None = None
     dynamic: bool = False
@@ -211,9 +197,8 @@ class Timeouts:
     def __post_init__(self) -> None:
         # Written so that NaN is refused too.
         if self.fixed_s is not None and not 0 < self.fixed_s <= MAX_TIMEOUT_S:
-            raise UsageError(
-                f"--timeout must be above 0 and at most {MAX_TIMEOUT_S:g} seconds, but got {self.fixed_s:g}"
-            )
+            limit = f"above 0 and at most {MAX_TIMEOUT_S:g} seconds"
+            raise UsageError(f"--timeout must be {limit}, but got {self.fixed_s:g}")
         if not 1 <= self.margin <= MAX_MARGIN:
             raise UsageError(f"--timeout-margin must be from 1 to {MAX_MARGIN:g}, but got {self.margin:g}")
 

@@ -46,10 +46,12 @@ def resume(study: str | None, options: tuple[str, ...], **place: Any) -> int:
     words = _words(view.header, options, source.name)
     root = view.folder.parent if view.folder is not None else place["output_dir"]
     where = ["--study-name", source.name, "--db", source.url, *(["--output-dir", str(root.absolute())] if root else [])]
-    os.chdir(_working_folder(view.header))
-    return int(
-        optimize.main([*words, *where, "--resume", "--", view.header.command], "zenithtune", standalone_mode=False)
-    )
+    folder = Path(view.header.working_folder)
+    if not folder.is_dir():
+        raise UsageError(f"the study was started in {folder}, which is no folder any more", hint="make it again")
+    os.chdir(folder)
+    arguments = [*words, *where, "--resume", "--", view.header.command]
+    return int(optimize.main(arguments, "zenithtune", standalone_mode=False))
 
 
 def _found(study: str | None, db: str | None, output_dir: Path | None) -> StudySource:
@@ -75,10 +77,3 @@ def _words(header: StudyHeader, more: tuple[str, ...], name: str) -> list[str]:
     if any(MASK in word for word in (header.command, *header.options)):
         raise StudyError(f"the command of study {name!r} holds a secret, which is not recorded", hint=by_hand)
     return [*header.options, *more]
-
-
-def _working_folder(header: StudyHeader) -> Path:
-    folder = Path(header.working_folder)
-    if not folder.is_dir():
-        raise UsageError(f"the study was started in {folder}, which is no folder any more", hint="make it again")
-    return folder

@@ -33,7 +33,7 @@ class _Wait:
     timeout_s: float | None
 
 
-def collective_timeout(log: str, *, of_trainer: bool = False) -> Cause | None:
+def collective_timeout(log: str, *, of_trainer: bool) -> Cause | None:
     """Return the time-out that the log shows, or None."""
     waits = [_wait(log, position) for needle in NEEDLES for position in occurrences(log, needle)]
     if not waits:
@@ -49,9 +49,13 @@ def collective_timeout(log: str, *, of_trainer: bool = False) -> Cause | None:
     figures |= {"timeout_s": limit_s} if limit_s is not None else {}
     sequences = [wait.sequence for wait in waits if wait.sequence is not None]
     figures |= {"sequence": min(sequences)} if sequences else {}
+    what = f"collective {collective}" if collective else "a message between ranks"
+    limit = f" after {limit_s:g} s" if limit_s is not None else ""
+    waited = f", where {_names(ranks)} waited" if ranks else ""
+    late = f"; {_names(behind)} did not join" if behind else ""
     return Cause(
         kind=CauseKind.TIMEOUT,
-        finding=_finding(collective, ranks, behind, limit_s),
+        finding=f"{what} timed out{limit}{waited}{late}",
         evidence=quoted(log, sorted(wait.position for wait in first.values())),
         actions=_actions(behind, of_trainer=of_trainer),
         rank=behind[0] if len(behind) == 1 else (ranks[0] if len(ranks) == 1 else None),
@@ -85,14 +89,6 @@ def _behind(waits: list[_Wait]) -> list[int]:
     return silent if len(ranks) > len(silent) and len(silent) <= _FEW else []
 
 
-def _finding(collective: str, ranks: list[int], behind: list[int], limit_s: float | None) -> str:
-    what = f"collective {collective}" if collective else "a message between ranks"
-    limit = f" after {limit_s:g} s" if limit_s is not None else ""
-    waited = f", where {_names(ranks)} waited" if ranks else ""
-    late = f"; {_names(behind)} did not join" if behind else ""
-    return f"{what} timed out{limit}{waited}{late}"
-
-
 def _names(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
@@ -100,13 +96,10 @@ def _names(ranks: list[int]) -> str:
 
 def _actions(behind: list[int], *, of_trainer: bool) -> tuple[str, ...]:
     who = _names(behind) if behind else "the rank that printed no time-out"
+    option = "--distributed-timeout-minutes for Megatron-LM, timeout= of init_process_group"
     return (
         f"look at the log of {who} and at its node (dmesg for Xid, nvidia-smi, the network link)",
         "set TORCH_NCCL_TRACE_BUFFER_SIZE=20000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to record where each rank stood",
         "where one rank needs that long (data, a checkpoint, compiling), raise the time-out: "
-        + (
-            "ddp_timeout"
-            if of_trainer
-            else "--distributed-timeout-minutes for Megatron-LM, timeout= of init_process_group"
-        ),
+        + ("ddp_timeout" if of_trainer else option),
     )

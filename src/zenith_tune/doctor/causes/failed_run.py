@@ -136,7 +136,9 @@ def _with_frame(log: str, position: int) -> list[int]:
 def _out_of_memory(log: str, message: str, position: int, rank: int | None) -> Cause:
     """Return the cause with the bytes asked for, free and unallocated."""
     line = line_at(log, position) if position >= 0 else message
-    asked, pieces = FailedAllocation.of(line), _unallocated(line)
+    found = _UNALLOCATED.search(line)
+    pieces = float(found[1]) * _UNITS[found[2][0]] if found and found[1].count(".") <= 1 else None
+    asked = FailedAllocation.of(line)
     figures: dict[str, Figure] = {
         name: value
         for name, value in (
@@ -147,7 +149,8 @@ def _out_of_memory(log: str, message: str, position: int, rank: int | None) -> C
         )
         if value is not None
     }
-    who = f"rank {rank}" if rank is not None else (f"GPU {found[1]}" if (found := _DEVICE.search(line)) else "a GPU")
+    device = _DEVICE.search(line)
+    who = f"rank {rank}" if rank is not None else f"GPU {device[1]}" if device else "a GPU"
     tried = f" asking for {format_bytes(asked.tried_bytes)}" if asked.tried_bytes is not None else ""
     free = f" with {format_bytes(asked.free_bytes)} free" if asked.free_bytes is not None else ""
     kept = f", {pieces / GIB:.1f} GiB reserved but unallocated" if pieces is not None else ""
@@ -161,17 +164,10 @@ def _out_of_memory(log: str, message: str, position: int, rank: int | None) -> C
     )
 
 
-def _unallocated(line: str) -> float | None:
-    found = _UNALLOCATED.search(line)
-    return float(found[1]) * _UNITS[found[2][0]] if found and found[1].count(".") <= 1 else None
-
-
 def _memory_actions(asked: FailedAllocation, pieces: float | None) -> list[str]:
     least = LEAST_IN_PIECES * (asked.capacity_bytes or 0.0)
-    actions = ["a smaller micro-batch, recomputation, or a layout that splits the model further"]
-    if (pieces is not None and pieces >= max(least, 1.0)) or (
-        pieces and asked.tried_bytes and pieces >= asked.tried_bytes
-    ):
+    smaller = "a smaller micro-batch, recomputation, or a layout that splits the model further"
+    if pieces and (pieces >= max(least, 1.0) or (asked.tried_bytes and pieces >= asked.tried_bytes)):
         joined = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins the pieces that are reserved but unallocated"
-        return [joined, *actions]
-    return actions
+        return [joined, smaller]
+    return [smaller]

@@ -102,21 +102,10 @@ _USAGE = (
     _Sign("Error: ", re.compile(r"^Error: (?:No such option|Invalid value|Missing (?:option|arg)|Got unexpected)")),
 )
 _UNKNOWN_OPTION = re.compile(r"unrecognized arg|No such option|Got unexpected")
-_COMMUNICATION = tuple(
-    map(
-        _Sign.plain,
-        (
-            "Watchdog caught collective operation timeout",
-            "NCCL error",
-            "DistBackendError: ",
-            "HCCL error",
-            "ddress already in use",
-            "DistNetworkError: ",
-            "DistStoreError: ",
-            "onnection closed by peer",
-            "onnection reset by peer",
-        ),
-    )
+_COMMUNICATION = (
+    *map(_Sign.plain, ("Watchdog caught collective operation timeout", "NCCL error", "DistBackendError: ")),
+    *map(_Sign.plain, ("HCCL error", "ddress already in use", "DistNetworkError: ", "DistStoreError: ")),
+    *map(_Sign.plain, ("onnection closed by peer", "onnection reset by peer")),
 )
 # A shell's messages on the commands of a script, whose own exit code may be another one.
 _SHELL_NOT_FOUND = (
@@ -155,11 +144,8 @@ _CONFIGURATION_TYPES = frozenset(
 )
 
 _ROOT_CAUSE = "Root Cause (first observed failure)"
-_REPORTED = {
-    "time": r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}:[0-9]{2}:[0-9]{2}",
-    "rank": r"[0-9]{1,6}",
-    "exitcode": r"-?[0-9]{1,4}",
-}
+_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}:[0-9]{2}:[0-9]{2}"
+_REPORTED = {"time": _TIME, "rank": r"[0-9]{1,6}", "exitcode": r"-?[0-9]{1,4}"}
 _INFORMATIVE = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
 _REPORT_LINE = re.compile(
     r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[[0-9]+\]:|<NO_OTHER"
@@ -336,10 +322,9 @@ def _last_informative_line(log: str) -> str:
     """Return the last line that names an error, else the last one with any text."""
     tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
     lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
-    informative = [line for line in lines[-50:] if _INFORMATIVE.search(line)]
     if not lines:
         return "the log is empty" if not log or log.isspace() else "the log has no readable line"
-    return (informative or lines)[-1]
+    return next((line for line in reversed(lines[-50:]) if _INFORMATIVE.search(line)), lines[-1])
 
 
 _SIZE = r"([0-9.]{1,12}) ?([KMGT]i?B|bytes)"
@@ -401,24 +386,16 @@ MAX_LOST_IN_A_ROW = 3
 
 def refuse_hopeless(study: Study) -> None:
     """Stop a study whose runs all end well without a value, or all fail for a cause that no layout fixes."""
-    _refuse_without_metric(study)
-    _refuse_alike(study)
-    _refuse_lost(study)
-
-
-def _refuse_lost(study: Study) -> None:
-    """Stop where one machine after the other fails: further points would be lost too."""
-    last = study.trials[-MAX_LOST_IN_A_ROW:]
-    if len(last) == MAX_LOST_IN_A_ROW and all(trial.failure == FailureKind.LOST for trial in last):
-        problem = f"the machine failed under {len(last)} trials in a row, the last time: {last[-1].cause}"
-        raise SystemFaultError(f"{problem}; see to it and continue with --resume --retry-failed")
-
-
-def _refuse_without_metric(study: Study) -> None:
     trials = study.trials
-    if len(trials) >= MAX_RUNS_WITHOUT_METRIC and all(t.failure == FailureKind.METRIC for t in trials):
+    if len(trials) >= MAX_RUNS_WITHOUT_METRIC and all(trial.failure == FailureKind.METRIC for trial in trials):
         last = trials[-1]
         raise UsageError(f"the first {len(trials)} trials ran to their end, but {last.cause} (see {last.folder})")
+    _refuse_alike(study)
+    # Where one machine after the other fails, further points would be lost too.
+    lost = trials[-MAX_LOST_IN_A_ROW:]
+    if len(lost) == MAX_LOST_IN_A_ROW and all(trial.failure == FailureKind.LOST for trial in lost):
+        problem = f"the machine failed under {len(lost)} trials in a row, the last time: {lost[-1].cause}"
+        raise SystemFaultError(f"{problem}; see to it and continue with --resume --retry-failed")
 
 
 def _refuse_alike(study: Study) -> None:

@@ -67,12 +67,12 @@ class RankError:
 
     @property
     def name(self) -> str:
-        """Return the type without its module."""
+        """The type without its module."""
         return self.type.rpartition(".")[2]
 
     @property
     def is_consequence(self) -> bool:
-        """Tell whether another rank's failure is behind it."""
+        """Whether another rank's failure is behind it."""
         return self.name in _CONSEQUENCE_TYPES or _CONSEQUENCE_TEXT.search(self.text) is not None
 
     def message(self, rank: int | None = None) -> str:
@@ -155,16 +155,11 @@ def _traced_errors(log: str) -> list[RankError]:
         if error is None:
             continue
         if before.startswith(_CHAINED):
-            _drop_last_of(errors, speaker.rank)
+            replaced = [index for index, earlier in enumerate(errors) if earlier.rank == speaker.rank]
+            if replaced:
+                del errors[replaced[-1]]
         errors.append(error)
     return errors
-
-
-def _drop_last_of(errors: list[RankError], rank: int | None) -> None:
-    for index in reversed(range(len(errors))):
-        if errors[index].rank == rank:
-            del errors[index]
-            return
 
 
 def _line_before(log: str, position: int, speaker: _Speaker) -> str:

@@ -37,7 +37,6 @@ from zenith_tune.presets.megatron.version import BALANCED_ROUTING as BALANCED_RO
 from zenith_tune.presets.megatron.version import VersionFeatures
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
 from zenith_tune.presets.shared.subject import job_cluster
-from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.script import ProgramRun, find_runs
 from zenith_tune.units import whole
 
@@ -191,10 +190,12 @@ def job_of(
         version=megatron_version(run),
         fixed=fixed,
     )
-    return replace(found, routing=given.routing) if _can_balance(found) else found
+    # Routing is balanced from outside where the version has the option, and the command has it not.
+    has_option = found.features.has(BALANCED_ROUTING_SINCE) and not args.has(BALANCED_ROUTING)
+    return replace(found, routing=given.routing) if found.has_experts and has_option and found.takes_options else found
 
 
-def provisional_job(run: ProgramRun, num_gpus: int) -> MegatronJob:
+def provisional_job(run: ProgramRun | None, num_gpus: int) -> MegatronJob:
     """Return a job of which nothing but its GPUs is known yet."""
     job = JobSpec(seq_len=0, framework=load_framework("megatron"))
     start = Layout(num_gpus=num_gpus, global_batch=num_gpus)
@@ -209,12 +210,6 @@ def _fixed_args(command: str, run: ProgramRun) -> MegatronArgs | None:
     return MegatronArgs.of(other.arguments) if other is not None and is_other else None
 
 
-def _can_balance(job: MegatronJob) -> bool:
-    """Return whether routing can be balanced from outside: the version has the option, and the command has it not."""
-    has_option = job.features.has(BALANCED_ROUTING_SINCE) and not job.args.has(BALANCED_ROUTING)
-    return job.has_experts and has_option and job.takes_options
-
-
 def unread_job(given: MegatronLmOverrides) -> MegatronJob:
     """Return what is known before a command is: what the user says, and no rule that needs more."""
     if given.n_gpus is None or given.gbs is None:
@@ -224,9 +219,7 @@ def unread_job(given: MegatronLmOverrides) -> MegatronJob:
         )
     start = Layout(num_gpus=given.n_gpus, global_batch=given.gbs, zero=1)
     model = load_model(given.model) if given.model else None
-    job = JobSpec(seq_len=0, framework=load_framework("megatron"))
-    args = MegatronArgs(ParsedCommand.of("pretrain_gpt.py"))
-    return MegatronJob(args=args, run=None, model=model, job=job, start=start)
+    return replace(provisional_job(None, given.n_gpus), model=model, start=start)
 
 
 def recompute_name(layout: Layout) -> str:

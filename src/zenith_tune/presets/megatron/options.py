@@ -36,8 +36,8 @@ LAYOUT = "--pipeline-model-parallel-layout"
 ACCOUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
 CUSTOM_SPLITS = (LAYOUT, "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", *ACCOUNT)
 VIRTUAL, PER_CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
-CHUNKS = "--virtual-pipeline-model-parallel-size"
-"""The first of both by ms-swift's name."""
+CHUNKS, DUMPED_CHUNKS = "--virtual-pipeline-model-parallel-size", "virtual_pipeline_model_parallel_size"
+"""The first of both by ms-swift's name, and as all dump it."""
 PIPELINE = (VIRTUAL, PER_CHUNK, *CUSTOM_SPLITS)
 RECOMPUTE = (
     OPTIONS["recompute_granularity"],
@@ -70,11 +70,7 @@ def dumped_sizes(params: Mapping[str, Value]) -> dict[str, Value]:
     """
     names = {name: option[2:].replace("-", "_") for name, option in OPTIONS.items()}
     sizes = {names[name]: params[name] for name in ("tp", "pp", "cp", "ep", "mbs") if name in params}
-    chunks: dict[str, Value] = {DUMPED_CHUNKS: params["vp"]} if int(params.get("vp", 1)) > 1 else {}
-    return sizes | chunks
-
-
-DUMPED_CHUNKS = "virtual_pipeline_model_parallel_size"
+    return sizes | ({DUMPED_CHUNKS: params["vp"]} if int(params.get("vp", 1)) > 1 else {})
 
 
 def dumped_options(wanted: Wanted, *, tp: int) -> dict[str, Value]:
@@ -127,6 +123,17 @@ def layout_options(
     }
 
 
+def _recompute_options(layout: Layout) -> Wanted:
+    granularity, method, num_layers, flag = RECOMPUTE
+    kind, _, how = layout.recompute.partition("/")
+    return {
+        granularity: None if kind == "none" else kind,
+        method: how or None,
+        num_layers: layout.recompute_layers if how else None,
+        flag: None,
+    }
+
+
 def pipeline_options(
     layout: Layout, *, num_layers: int | None, num_mtp_layers: int = 0, chunks_by: str = VIRTUAL
 ) -> Wanted:
@@ -140,17 +147,6 @@ def pipeline_options(
         wanted[chunks_by] = vp if chunks_by != PER_CHUNK else (num_layers or 0) // (pp * vp)
     if num_layers is not None and is_accounted(num_layers, pp=pp, vp=vp):
         wanted |= dict.fromkeys(ACCOUNT, True)
-    return wanted
-
-
-def _recompute_options(layout: Layout) -> Wanted:
-    granularity, method, num_layers, _ = RECOMPUTE
-    kind, _, how = layout.recompute.partition("/")
-    wanted: Wanted = dict.fromkeys(RECOMPUTE)
-    if kind != "none":
-        wanted[granularity] = kind
-    if how:
-        wanted |= {method: how, num_layers: layout.recompute_layers}
     return wanted
 
 
@@ -194,8 +190,15 @@ def megatron_options(target: Target) -> Options:
         has_experts=bool(model.num_experts),
     )
     options: Options = {name[2:].replace("-", "_"): value for name, value in wanted.items() if value is not None}
-    attention: Options = {"attention_backend": "flash" if layout.flash_attention else "unfused"}
-    return {**options, **attention, **_experts(target), **_overlap(layout)}
+    options["attention_backend"] = "flash" if layout.flash_attention else "unfused"
+    if model.num_experts:
+        options["moe_token_dispatcher_type"] = target.job.dispatcher
+        options |= {"moe_enable_deepep": True} if target.job.dispatcher == "flex" else {}
+        options["moe_grouped_gemm"] = True
+    if layout.dp * layout.cp > 1:
+        options["overlap_grad_reduce"] = True
+        options |= {"overlap_param_gather": True} if layout.zero else {}
+    return options
 
 
 def low_precision(precision: str, *, is_sharded: bool) -> Options:
@@ -219,16 +222,3 @@ def layout_notes(target: Target, option: str) -> list[str]:
     if not number or not is_laid_out(target.model.num_layers, pp=target.layout.pp, vp=target.layout.vp):
         return []
     return [f"the pipeline is laid out with MTP: train with {option} {number}, or take m out of the layout"]
-
-
-def _experts(target: Target) -> Options:
-    if not target.model.num_experts:
-        return {}
-    deep_ep: Options = {"moe_enable_deepep": True} if target.job.dispatcher == "flex" else {}
-    return {"moe_token_dispatcher_type": target.job.dispatcher, **deep_ep, "moe_grouped_gemm": True}
-
-
-def _overlap(layout: Layout) -> Options:
-    if layout.dp * layout.cp == 1:
-        return {}
-    return {"overlap_grad_reduce": True, **({"overlap_param_gather": True} if layout.zero else {})}

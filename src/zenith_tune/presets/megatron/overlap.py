@@ -22,13 +22,8 @@ MODULES_EXCLUDED_BY = (
     "--use-transformer-engine-op-fuser",
 )
 """Switches that ask for other modules than those that are tried here."""
-SIXTEEN_BITS_OR_MORE = ("fp32", "bf16", "fp16")
 
 Goes = Callable[[MegatronJob, ModelSpec], bool]
-
-
-def _has_dense_layers(job: MegatronJob, model: ModelSpec) -> bool:
-    return model.num_moe_layers < model.num_layers
 
 
 def _has_norms_of_their_own(job: MegatronJob, model: ModelSpec) -> bool:
@@ -42,7 +37,7 @@ def _has_grouped_experts(job: MegatronJob, model: ModelSpec) -> bool:
 
 def _has_no_fp8(job: MegatronJob) -> bool:
     """Return whether nothing is below 16 bits, where some recipes and older Transformer Engines refuse the module."""
-    return job.job.precision in SIXTEEN_BITS_OR_MORE
+    return job.job.precision in ("fp32", "bf16", "fp16")
 
 
 def _has_shared_experts(job: MegatronJob, model: ModelSpec) -> bool:
@@ -51,7 +46,7 @@ def _has_shared_experts(job: MegatronJob, model: ModelSpec) -> bool:
 
 
 MODULE_GOES: Mapping[str, Goes] = {
-    "mlp": _has_dense_layers,
+    "mlp": lambda job, model: model.num_moe_layers < model.num_layers,
     "moe": lambda job, model: job.has_experts,
     "moe_act": _has_grouped_experts,
     "shared_experts": _has_shared_experts,
@@ -101,7 +96,6 @@ def captures_graphs(args: MegatronArgs) -> bool:
     return args.first(*GRAPHS) is not None or args.text("--cuda-graph-impl") not in (None, "none")
 
 
-KINDS = ("params", "grads", "none")
 DISPATCHERS = ("alltoall", "flex")
 FIXED_BY = ("--delay-wgrad-compute", "--ep-overlap-early-attn-memory-release")
 """Switches that need the overlap of expert-parallel ranks, which then stays on."""
@@ -116,11 +110,12 @@ def overlap_values(name: str, job: MegatronJob, *, can_shard: bool) -> list[Valu
     """Return what is tried: the command's own first, then what may go with some layout."""
     own = own_overlap(name, job.args)
     if name == "overlap":
-        others: list[Value] = [kind for kind in KINDS if can_shard or kind != "params"]
+        others: list[Value] = ["params", "grads", "none"] if can_shard else ["grads", "none"]
     elif name == "tp_overlap":
         others = [False] if is_local(job.args) else [True, False]
     else:
-        others = [True, False] if may_overlap_experts(job) else []
+        exchanges = job.args.text("--moe-token-dispatcher-type") in DISPATCHERS
+        others = [True, False] if exchanges and could_overlap_experts(job) else []
     return [own, *(value for value in others if value != own)]
 
 
@@ -134,13 +129,8 @@ def wanted_overlap(params: Mapping[str, Value]) -> dict[str, Value | None]:
     return wanted
 
 
-def may_overlap_experts(job: MegatronJob) -> bool:
-    """Return whether the model and the command's other switches allow to overlap expert-parallel communication."""
-    return job.args.text("--moe-token-dispatcher-type") in DISPATCHERS and could_overlap_experts(job)
-
-
 def could_overlap_experts(job: MegatronJob) -> bool:
-    """Return the same, whatever the dispatcher is."""
+    """Return whether model and switches allow to overlap expert-parallel communication, whatever the dispatcher is."""
     args, model = job.args, job.model
     if model is None or not job.has_experts or args.first(*FIXED_BY, *EXCLUDED_BY):
         return False

@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
@@ -18,7 +18,7 @@ from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.arguments import FrameworkArguments, keywords_of
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.framework_preset import FrameworkPreset, JobSpace
+from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever, lever_label
 from zenith_tune.presets.megatron.job import (
     MAX_GPUS,
@@ -34,7 +34,15 @@ from zenith_tune.presets.megatron.levers.declaration import Situation
 from zenith_tune.presets.megatron.levers.offered import LEVERS, NAMES, lever_options, levers_for, logged_levers
 from zenith_tune.presets.megatron.options import LOG_INTERVAL, dumped_options, dumped_sizes
 from zenith_tune.presets.megatron.rules import OVERLAPS
-from zenith_tune.presets.megatron.space import DEFAULT, MODULES, STAGES, MegatronLmSpace, SearchLimits, search_names
+from zenith_tune.presets.megatron.space import (
+    DEFAULT,
+    MODULES,
+    STAGES,
+    MegatronLmSpace,
+    PointSpace,
+    SearchLimits,
+    search_names,
+)
 from zenith_tune.presets.megatron.version import version_note
 from zenith_tune.presets.megatron.written import (
     measured_command,
@@ -56,16 +64,6 @@ if TYPE_CHECKING:
 
 APEX = (FUSED_GRADIENTS, FUSED_SOFTMAX)
 """What is built with Apex."""
-NO_APEX = ("Apex is not installed", "Apex are not installed")
-"""What Megatron warns of when it starts without it."""
-
-
-def asking(command: str) -> str:
-    """Return the command as its log says what is installed, where a variable can be set for it."""
-    try:
-        return ParsedCommand.of(command).started.with_path("PYTHONPATH", HOOK_PATH)
-    except CommandError:
-        return command
 
 
 def installed(log: str) -> dict[str, bool]:
@@ -79,13 +77,13 @@ def installed(log: str) -> dict[str, bool]:
         packages = event.get("packages")
         for name, is_there in packages.items() if isinstance(packages, dict) else ():
             found[name] = found.get(name, False) or is_there is True
-    if any(warning in log for warning in NO_APEX):
+    # What Megatron warns of when it starts without it.
+    if "Apex is not installed" in log or "Apex are not installed" in log:
         found = {**dict.fromkeys(APEX, False), **found}
     return found
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-RAMPS = ("--rampup-batch-size", "--step-batch-size-schedule")
 
 
 def job_notes(space: MegatronLmSpace) -> list[str]:
@@ -94,11 +92,12 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     notes = [what_was_read(job), version_note(job.version)]
     notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
     notes += _hidden(job) + _log(job) + routing_notes(job)
-    if option := job.args.first(*RAMPS):
+    if option := job.args.first("--rampup-batch-size", "--step-batch-size-schedule"):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
     if option := job.args.first("--save", "--load"):
         notes.append(f"{option} stays as it is in your command: trials use the checkpoints there; better leave it out")
-    if _needs_connections(space):
+    is_set = CONNECTIONS in os.environ or (job.run is not None and CONNECTIONS in job.run.variables)
+    if not is_set and any(value != 1 for name in ("tp", "cp") for value in space.choices[name]):
         notes.append(
             f"Megatron asks for {CONNECTIONS}=1 with tp or cp above 1 before Blackwell: set it for the command"
         )
@@ -143,23 +142,7 @@ def _log(job: MegatronJob) -> list[str]:
     return [f"your command logs {said}: with {LOG_INTERVAL} 1 a trial is sooner over"]
 
 
-def _needs_connections(space: MegatronLmSpace) -> bool:
-    run = space.job.run
-    is_set = CONNECTIONS in os.environ or (run is not None and CONNECTIONS in run.variables)
-    return not is_set and any(value != 1 for name in ("tp", "cp") for value in space.choices[name])
-
-
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
-
-
-class PointSpace(JobSpace, Protocol):
-    """A space whose points are made many at a time, without those that break a rule."""
-
-    def points(self) -> Iterator[Params]:
-        """Yield every point that breaks no rule."""
-
-    def tables(self) -> Iterator[PointTable]:
-        """Yield them many at a time."""
 
 
 P = TypeVar("P", bound=PointSpace)
@@ -287,8 +270,11 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
         return written_command(command, space.job, space.layout(params), params)
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with the hook that prints which packages it has."""
-        return asking(command)
+        """Return the user's own command with the hook that prints which packages it has, where it takes a variable."""
+        try:
+            return ParsedCommand.of(command).started.with_path("PYTHONPATH", HOOK_PATH)
+        except CommandError:
+            return command
 
     def baseline_files(self) -> dict[str, str]:
         return hook_files({"packages": {}})
@@ -319,8 +305,7 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
         if params.get("overlap", "none") != "none":
             words.append(f"overlap {params['overlap']}")
         words += [f"{name[:2].upper()} overlap" for name in ("tp_overlap", "ep_overlap") if params.get(name)]
-        levers = {name: params[name] for name in NAMES if name in params and name not in OVERLAPS}
-        words += [lever_label(name, value) for name, value in levers.items()]
+        words += [lever_label(name, params[name]) for name in NAMES if name in params and name not in OVERLAPS]
         return " ".join(words)
 
     def get_recommended_strategy(self) -> TuningStrategy:

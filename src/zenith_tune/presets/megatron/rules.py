@@ -6,8 +6,8 @@ names releases. Legend: as in `layouts.rules`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -54,44 +54,41 @@ def planner_rules(job: MegatronJob) -> dict[str, list[LayoutRule]]:
     found = {name: [rule] for name, rule in RULES.items()}
     features = job.features
     if not features.has(SPREAD_GROUPS):
-        found["query_groups"].append(_spread_groups(features))
-    found["pipeline"] += _splits(features, has_experts=job.has_experts)
+        spread = replace(
+            WHOLE_QUERY_GROUPS,
+            message=lambda facts, at: features.lack(
+                f"tp {at.tp} above {facts.num_query_groups} query groups", SPREAD_GROUPS
+            ),
+        )
+        found["query_groups"].append(spread)
+    accounted = ACCOUNTED_EXPERTS if job.has_experts else ACCOUNTED
+    if not features.has(LAID_OUT):
+        found["pipeline"].append(_split_rule(features, is_laid_out, LAID_OUT, " laid out", ""))
+    if not features.has(accounted):
+        counted = " with embedding and loss counted"
+        found["pipeline"].append(_split_rule(features, is_accounted, accounted, "", counted))
     if job.has_custom_split:
         found["pipeline"] = [_but_for_own_split(rule, job.start) for rule in found["pipeline"]]
     return found
 
 
-def _spread_groups(features: VersionFeatures) -> LayoutRule:
-    def message(facts: JobFacts, at: Layout) -> str:
-        return features.lack(f"tp {at.tp} above {facts.num_query_groups} query groups", SPREAD_GROUPS)
-
-    rule = WHOLE_QUERY_GROUPS
-    return LayoutRule(name=rule.name, problem=rule.problem, test=rule.test, message=message, asks=rule.asks)
-
-
-def _splits(features: VersionFeatures, *, has_experts: bool) -> Iterator[LayoutRule]:
-    def rule(name: str, is_split: Callable[..., Any], first: Release, before: str, behind: str) -> LayoutRule:
-        def message(facts: JobFacts, at: Layout) -> str:
-            over = f"{facts.num_layers} layers{before} over pp*vp = {at.pp}*{at.vp}{behind}"
-            return features.lack(over, first)
-
-        def test(facts: JobFacts, at: Any) -> Any:
-            return is_split(facts.num_layers, pp=at.pp, vp=at.vp) ^ True
-
-        return LayoutRule(name=name, problem=name, test=test, message=message, asks=("num_layers",))
-
-    accounted = ACCOUNTED_EXPERTS if has_experts else ACCOUNTED
-    if not features.has(LAID_OUT):
-        yield rule("laid_out", is_laid_out, LAID_OUT, " laid out", "")
-    if not features.has(accounted):
-        yield rule("accounted", is_accounted, accounted, "", " with embedding and loss counted")
-
-
 def _but_for_own_split(rule: LayoutRule, start: Layout) -> LayoutRule:
-    def test(facts: JobFacts, at: Any) -> Any:
-        return ((at.pp == start.pp) & (at.vp == start.vp)) | rule.test(facts, at)
+    return replace(rule, test=lambda facts, at: ((at.pp == start.pp) & (at.vp == start.vp)) | rule.test(facts, at))
 
-    return LayoutRule(name=rule.name, problem=rule.problem, test=test, message=rule.message, asks=rule.asks)
+
+def _split_rule(
+    features: VersionFeatures, is_split: Callable[..., Any], first: Release, before: str, behind: str
+) -> LayoutRule:
+    """Return the rule that a pipeline needs no split which the version does not have."""
+
+    def message(facts: JobFacts, at: Layout) -> str:
+        return features.lack(f"{facts.num_layers} layers{before} over pp*vp = {at.pp}*{at.vp}{behind}", first)
+
+    return LayoutRule(
+        test=lambda facts, at: is_split(facts.num_layers, pp=at.pp, vp=at.vp) ^ True,
+        message=message,
+        asks=("num_layers",),
+    )
 
 
 def expert_rules(features: VersionFeatures) -> list[LayoutRule]:
@@ -109,17 +106,17 @@ def expert_rules(features: VersionFeatures) -> list[LayoutRule]:
         ),
     ]
     if not features.has(EXPERTS_WITH_CONTEXT):
-        found.append(
-            _plain(
-                lambda at: (at.ep == 1) | (at.cp == 1),
-                lambda at: features.lack("ep and cp above 1 together", EXPERTS_WITH_CONTEXT),
-            )
-        )
+        together = features.lack("ep and cp above 1 together", EXPERTS_WITH_CONTEXT)
+        found.append(_plain(lambda at: (at.ep == 1) | (at.cp == 1), together))
     return found
 
 
-def _plain(holds: Callable[[Any], Any], message: Callable[[Any], str]) -> LayoutRule:
-    return LayoutRule(test=lambda facts, at: holds(at), message=lambda facts, at: message(at))
+def _plain(holds: Callable[[Any], Any], reason: str | Callable[[Any], str]) -> LayoutRule:
+    """Return a rule about the layout alone, whose reason may name its values."""
+    return LayoutRule(
+        test=lambda facts, at: holds(at),
+        message=lambda facts, at: reason if isinstance(reason, str) else reason(at),
+    )
 
 
 ETP_TRIED = rule_of(
@@ -197,11 +194,7 @@ class Switch:
     def rule(self, start: Layout) -> LayoutRule:
         """Return what the switch asks in a command that has the layout `start`."""
         reason = f"{' '.join((self.option, *self.values[:1]))} in your command needs {self.need}"
-        return _plain(lambda at: self.holds(at, start), lambda at: reason)
-
-
-def _is_full(at: Any) -> Any:
-    return at.recompute_is(FULL)
+        return _plain(lambda at: self.holds(at, start), reason)
 
 
 def _is_uncut(at: Any, start: Layout) -> Any:
@@ -213,7 +206,6 @@ def _is_uncut(at: Any, start: Layout) -> Any:
 
 
 WITH_STEP, OFFLOADING = "--overlap-param-gather-with-optimizer-step", "--cpu-offloading-num-layers"
-_GRAPHS = (("--enable-cuda-graph", ()), ("--external-cuda-graph", ()), ("--cuda-graph-impl", ("local",)))
 SWITCHES: tuple[Switch, ...] = (
     Switch(option="--transformer-impl", values=("local",), need="cp 1", holds=lambda at, start: at.cp == 1),
     Switch(option=TP_OVERLAP, need="sequence parallelism", holds=lambda at, start: at.sequence_parallel),
@@ -251,7 +243,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         option=EP_OVERLAP,
         need="no full recomputation",
-        holds=lambda at, start: _is_full(at) ^ True,
+        holds=lambda at, start: at.recompute_is(FULL) ^ True,
         about_recompute=True,
     ),
     Switch(option=OFFLOADING, need="pp 1", holds=lambda at, start: at.pp == 1),
@@ -264,7 +256,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(
         option="--distribute-saved-activations",
         need="full recomputation and tp above 1 without sequence parallelism",
-        holds=lambda at, start: _is_full(at) & (at.tp > 1) & (at.sequence_parallel ^ True),
+        holds=lambda at, start: at.recompute_is(FULL) & (at.tp > 1) & (at.sequence_parallel ^ True),
         about_recompute=True,
     ),
     *(
@@ -272,11 +264,13 @@ SWITCHES: tuple[Switch, ...] = (
             option=option,
             values=values,
             need="no full recomputation",
-            holds=lambda at, start: _is_full(at) ^ True,
+            holds=lambda at, start: at.recompute_is(FULL) ^ True,
             about_recompute=True,
         )
         for option, values in (
-            *_GRAPHS,
+            ("--enable-cuda-graph", ()),
+            ("--external-cuda-graph", ()),
+            ("--cuda-graph-impl", ("local",)),
             ("--cuda-graph-impl", ("transformer_engine",)),
             ("--moe-layer-recompute", ()),
         )
@@ -311,30 +305,28 @@ def own_overlap(name: str, args: MegatronArgs) -> Value:
     return "params" if args.has(GATHER) else "grads" if args.has(GRADS) else "none"
 
 
-def overlap_rules(name: str, job: MegatronJob) -> list[LayoutRule]:
-    """Return what a searched overlap asks of a layout, recomputation apart."""
-    return _data_parallel_rules(job) if name == "overlap" else list(_switched_rules(name, job, about_recompute=False))
-
-
 def overlap_recompute_rules(job: MegatronJob) -> list[LayoutRule]:
     """Return what a searched overlap of experts asks of recomputation."""
     moe = _plain(
         lambda at: implies(at.ep_overlap, at.module != "moe"),
-        lambda at: "ep_overlap needs experts that are not recomputed, but got selective/moe",
+        "ep_overlap needs experts that are not recomputed, but got selective/moe",
     )
     return [*_switched_rules("ep_overlap", job, about_recompute=True), moe]
 
 
-def _data_parallel_rules(job: MegatronJob) -> list[LayoutRule]:
+def overlap_rules(name: str, job: MegatronJob) -> list[LayoutRule]:
+    """Return what a searched overlap asks of a layout, recomputation apart."""
+    if name != "overlap":
+        return list(_switched_rules(name, job, about_recompute=False))
     found = [
         _plain(
             lambda at: implies(at.overlap == "params", at.zero > 0),
-            lambda at: "overlap params needs the distributed optimizer, but got zero 0",
+            "overlap params needs the distributed optimizer, but got zero 0",
         )
     ]
     if job.args.has(SAVES_PARAMS):
         reason = f"{SAVES_PARAMS} in your command needs overlap other than params"
-        found.append(_plain(lambda at: at.overlap != "params", lambda at: reason))
+        found.append(_plain(lambda at: at.overlap != "params", reason))
     if job.args.has(WITH_STEP):
         found.append(
             _plain(
@@ -342,11 +334,6 @@ def _data_parallel_rules(job: MegatronJob) -> list[LayoutRule]:
                 lambda at: f"{WITH_STEP} in your command needs overlap params, but got {at.overlap}",
             )
         )
-    return [*found, _once_alone(job)]
-
-
-def _once_alone(job: MegatronJob) -> LayoutRule:
-    """Return the rule that one data-parallel rank, which has nothing to overlap, is tried in one way."""
     own, has_experts = str(own_overlap("overlap", job.args)), job.has_experts
 
     def is_own(at: Any) -> Any:
@@ -358,7 +345,8 @@ def _once_alone(job: MegatronJob) -> LayoutRule:
         tried = "none" if own == "params" and not at.zero else own
         return f"overlap is without effect on one data-parallel rank: tried as {tried}, but got {at.overlap}"
 
-    return _plain(lambda at: implies(is_alone(at, has_experts=has_experts), is_own(at)), message)
+    # One data-parallel rank, which has nothing to overlap, is tried in one way.
+    return [*found, _plain(lambda at: implies(is_alone(at, has_experts=has_experts), is_own(at)), message)]
 
 
 def _switched_rules(name: str, job: MegatronJob, *, about_recompute: bool) -> Iterator[LayoutRule]:
@@ -374,9 +362,4 @@ def _switched_rules(name: str, job: MegatronJob, *, about_recompute: bool) -> It
 
 
 def _where_on(name: str, need: str, holds: Callable[[Any], Any]) -> LayoutRule:
-    return _plain(lambda at: implies(getattr(at, name), holds(at)), lambda at: f"{name} needs {need}")
-
-
-def switch_rules(switches: Iterable[Switch], start: Layout, *, about_recompute: bool) -> list[LayoutRule]:
-    """Return what the switches of a command ask."""
-    return [switch.rule(start) for switch in switches if switch.about_recompute == about_recompute]
+    return _plain(lambda at: implies(getattr(at, name), holds(at)), f"{name} needs {need}")

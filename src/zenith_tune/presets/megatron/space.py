@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zenith_tune.describe.megatron.args import is_local
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -18,9 +18,10 @@ from zenith_tune.layouts.layout import Layout, divisors, parse_values
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
 from zenith_tune.layouts.rules import LayoutRule, first_reason, legal
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.presets.framework_preset import JobSpace
 from zenith_tune.presets.megatron.job import AS_IS, BALANCED, FULLY_SHARDED, MegatronJob, recompute_name
 from zenith_tune.presets.megatron.options import ROUTED
-from zenith_tune.presets.megatron.overlap import SELECTIVE, module_of, module_values, overlap_values
+from zenith_tune.presets.megatron.overlap import module_of, module_values, overlap_values
 from zenith_tune.presets.megatron.rules import (
     BLOCK_IN_CHUNK,
     ETP_TRIED,
@@ -32,7 +33,6 @@ from zenith_tune.presets.megatron.rules import (
     overlap_rules,
     own_overlap,
     planner_rules,
-    switch_rules,
     switches_in,
     tried_rule,
 )
@@ -79,7 +79,18 @@ class SearchLimits:
     mbs_max: int = 16
 
 
-class MegatronLmSpace:
+class PointSpace(JobSpace, Protocol):
+    """A space whose points are made many at a time, without those that break a rule."""
+
+    def tables(self) -> Iterator[PointTable]:
+        """Yield the points that break no rule, many at a time."""
+
+    def points(self) -> Iterator[Params]:
+        """Yield the same one by one."""
+        return (table.point(row) for table in self.tables() for row in range(len(table)))
+
+
+class MegatronLmSpace(PointSpace):
     """The choices of one job, and the rules that its points must keep."""
 
     def __init__(
@@ -87,7 +98,9 @@ class MegatronLmSpace:
     ) -> None:
         """Take the choices that a study was recorded with in place of those that this release would make."""
         self.job, self._limits = job, limits
-        self.searched = _searched(limits.search, job)
+        names = set(search_names(limits.search))
+        names |= {"recompute"} if MODULES in names else set()
+        self.searched = (names - {DEFAULT}) | (_usual(job) if DEFAULT in names else set())
         if recorded is not None:
             self.job = job if ROUTED in recorded else replace(job, routing=AS_IS)
             self.searched -= {*DOMINATED} - recorded.keys()
@@ -107,9 +120,10 @@ class MegatronLmSpace:
         tries_every_etp = "etp" not in self.searched or "etp" in search_names(self._limits.search)
         own = [] if tries_every_etp else [ETP_TRIED]
         own += expert_rules(job.features) if job.has_experts else []
-        recompute = switch_rules(switches, job.start, about_recompute=True)
+        own += [switch.rule(job.start) for switch in switches if not switch.about_recompute]
+        recompute = [switch.rule(job.start) for switch in switches if switch.about_recompute]
         recompute += overlap_recompute_rules(job) if "ep_overlap" in self.searched else []
-        return own + switch_rules(switches, job.start, about_recompute=False), [*recompute, BLOCK_IN_CHUNK]
+        return own, [*recompute, BLOCK_IN_CHUNK]
 
     def _dominance_rules(self) -> dict[str, list[LayoutRule]]:
         """Return by stage what leaves out layouts that another one dominates, of axes that were not asked for."""
@@ -156,23 +170,27 @@ class MegatronLmSpace:
         meant = self.layout(point)
         return all(getattr(meant, field.name) == getattr(layout, field.name) for field in fields(Layout))
 
-    def points(self) -> Iterator[Params]:
-        """Yield every point that breaks no rule."""
-        return (table.point(row) for table in self.tables() for row in range(len(table)))
-
     def tables(self) -> Iterator[PointTable]:
         """Yield the points that break no rule, many at a time; what one value rules out is never put together."""
         from zenith_tune.layouts.layout_batch import PointTable, grow
 
         stages = dict(self._stages())
         axes = [(name, self.choices[name]) for name in stages]
-        return grow(PointTable.of_one(), axes, lambda name, table: self._holds(stages[name], table))
+
+        def holds(name: str, table: PointTable) -> BoolArray:
+            layouts = self.layouts(table)
+            allowed: BoolArray = (layouts.num_gpus == self.job.start.num_gpus) & legal(
+                stages[name], self._facts, layouts
+            )
+            return allowed
+
+        return grow(PointTable.of_one(), axes, holds)
 
     def layouts(self, table: PointTable) -> LayoutBatch:
         """Return the layouts that rows of points stand for."""
         from zenith_tune.presets.megatron.batch import layouts_of
 
-        kinds = {str(kind): self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
+        kinds = {kind: self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
         return layouts_of(table, self._start, recompute=kinds, sequence_parallel=self.job.sequence_parallel)
 
     def planned_layouts(self, table: PointTable) -> LayoutBatch:
@@ -193,17 +211,14 @@ class MegatronLmSpace:
                 yield name, rules
                 rules = []
 
-    def _holds(self, rules: list[LayoutRule], table: PointTable) -> BoolArray:
-        layouts = self.layouts(table)
-        allowed: BoolArray = (layouts.num_gpus == self.job.start.num_gpus) & legal(rules, self._facts, layouts)
-        return allowed
-
     def _with(self, layout: Layout, name: str, value: Value) -> Layout:
         changed: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
         if name == "recompute":
-            changed = _recompute_fields(str(value))
+            module = module_of(str(value))
+            kind = parse_values(f"recompute={'selective' if module else value}", what="recompute")
+            changed = {key: kind[key] for key in ("recompute", "recompute_layers")}
             if isinstance(layout, TunedLayout):
-                changed["module"] = module_of(str(value))
+                changed["module"] = module
         return replace(layout, **changed)
 
     def _choices(self) -> dict[str, tuple[Value, ...]]:
@@ -212,7 +227,7 @@ class MegatronLmSpace:
             if name in self.searched:
                 found[name] = tuple(self._values(name))
             elif name in ALWAYS:
-                found[name] = (self._own(name),)
+                found[name] = (self._value(name, self.job.start),)
         # No choice, but what the record must say: runs with other routing cannot be compared.
         if self.job.routing == BALANCED:
             found[ROUTED] = (BALANCED,)
@@ -220,16 +235,13 @@ class MegatronLmSpace:
 
     def own_point(self) -> Params:
         """Return the values that the command itself has."""
-        return {name: self._own(name) for name in self.choices}
+        return {name: self._value(name, self.job.start) for name in self.choices}
 
     def near_points(self) -> Iterator[Params]:
         """Yield the command's own point, and every one that differs in one value."""
         own = self.own_point()
         yield own
         yield from ({**own, name: value} for name in self.open_names for value in self.choices[name])
-
-    def _own(self, name: str) -> Value:
-        return self._value(name, self.job.start)
 
     def _value(self, name: str, layout: Layout) -> Value:
         """Return what a layout has of one name; what no layout says is as in the command."""
@@ -256,7 +268,7 @@ class MegatronLmSpace:
         if name == "mbs":
             batch = self.job.start.global_batch
             return [mbs for mbs in range(1, min(self._limits.mbs_max, batch) + 1) if batch % mbs == 0]
-        return (self._chunks() if name == "vp" else self._sizes(name)) or [self._own(name)]
+        return (self._chunks() if name == "vp" else self._sizes(name)) or [self._value(name, self.job.start)]
 
     def _sizes(self, name: str) -> list[int]:
         """Return the divisors of the GPUs that this size alone does not forbid."""
@@ -302,12 +314,6 @@ class MegatronLmSpace:
         return ["none", "selective", *modules, "full/uniform1", *(f"full/block{block}" for block in sorted(blocks))]
 
 
-def _recompute_fields(text: str) -> dict[str, Any]:
-    text = SELECTIVE.rstrip("/") if module_of(text) else text
-    values = parse_values(f"recompute={text}", what="recompute")
-    return {"recompute": values["recompute"], "recompute_layers": values["recompute_layers"]}
-
-
 def search_names(search: str) -> list[str]:
     """Return the names in what the user wants searched.
 
@@ -324,26 +330,18 @@ def search_names(search: str) -> list[str]:
     return names
 
 
-def _searched(search: str, job: MegatronJob) -> set[str]:
-    names = set(search_names(search))
-    names |= {"recompute"} if MODULES in names else set()
-    return (names - {DEFAULT}) | (_usual(job) if DEFAULT in names else set())
-
-
 def _usual(job: MegatronJob) -> set[str]:
     usual = {"tp", "pp", "vp", "mbs", "recompute"}
     if job.job.seq_len >= LONG_SEQUENCE or job.start.cp > 1:
         usual.add("cp")
-    # A script that takes its values by placeholders has none for a switch.
-    usual |= set(_improvable(job)) if job.takes_options else set()
-    return usual | ({"ep", "etp"} if job.has_experts else set())
-
-
-def _improvable(job: MegatronJob) -> Iterator[str]:
-    """Yield what the command has off and would be better on."""
+    if job.has_experts:
+        usual |= {"ep", "etp"}
+    # What the command has off and would be better on; a script that takes its values by placeholders has none for it.
     start = job.start
-    if not start.zero and start.num_gpus > 1 and job.can_shard:
-        yield "zero"
+    if job.takes_options and not start.zero and start.num_gpus > 1 and job.can_shard:
+        usual.add("zero")
     # From tp 1 it comes with tp; a mixture of experts does not train without it.
-    if start.tp > 1 and not start.sequence_parallel and job.can_sequence_parallel and not job.has_experts:
-        yield "sequence_parallel"
+    is_off = start.tp > 1 and not start.sequence_parallel
+    if job.takes_options and is_off and job.can_sequence_parallel and not job.has_experts:
+        usual.add("sequence_parallel")
+    return usual

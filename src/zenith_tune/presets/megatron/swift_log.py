@@ -47,7 +47,10 @@ class _Entry:
 def read_swift_steps(log: str) -> list[Step]:
     """Return one step for each interval between two dictionary lines, and one for the first of them."""
     found: list[Step] = []
-    entries = _last_run(list(_entries(log)))
+    entries = list(_entries(log))
+    # Those after the last restart; logging.jsonl continues where an earlier run in its folder stopped.
+    pairs = enumerate(itertools.pairwise(entries), start=1)
+    entries = entries[max((index for index, (before, entry) in pairs if _restarts(before, entry)), default=0) :]
     start = _start_iteration(entries)
     before_iteration, before_s = start, 0.0
     for entry in entries:
@@ -81,13 +84,6 @@ def _entries(log: str) -> Iterator[_Entry]:
         # Before its first step a run prints a speed of 0.
         if mean_s is not None and mean_s != 0:
             yield _Entry(iteration=int(match[1]), mean_s=mean_s, fields=fields, position=opening)
-
-
-def _last_run(entries: list[_Entry]) -> list[_Entry]:
-    """Return the entries after the last restart; logging.jsonl continues where an earlier run in its folder stopped."""
-    pairs = enumerate(itertools.pairwise(entries), start=1)
-    restarts = [index for index, (before, entry) in pairs if _restarts(before, entry)]
-    return entries[restarts[-1] :] if restarts else entries
 
 
 def _restarts(before: _Entry, entry: _Entry) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron.command import without_layout
@@ -61,7 +62,8 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     filled = placeholder_names(command, values)
     if not job.takes_options:
         return fill_placeholders(command, values)[0]
-    line = ParsedCommand.of(fill_or_set(command, SIZES | _expert_sizes(job), values))
+    experts = EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
+    line = ParsedCommand.of(fill_or_set(command, SIZES | (experts if job.has_experts else {}), values))
     text = with_options(line, wanted_switches(job, layout, params, filled)).text
     return text if job.fixed is None else without_layout(text)
 
@@ -69,32 +71,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
 def wanted_switches(
     job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str] = ()
 ) -> Wanted:
-    """Return what a point sets and takes away besides the sizes, without what a placeholder says."""
-    unfilled = {name: value for name, value in params.items() if name not in filled}
-    return _wanted(job, layout, params, filled) | wanted_overlap(unfilled) | lever_options(job, unfilled)
-
-
-def measured_command(command: str, job: MegatronJob) -> str:
-    """Return a command as it is measured: with a line of the log for every iteration, and its routing as asked for."""
-    if not job.takes_options:
-        return command
-    wanted: Wanted = {LOG_INTERVAL: 1, **({BALANCED_ROUTING: True} if job.routing == BALANCED else {})}
-    return with_options(ParsedCommand.of(command), wanted).text
-
-
-def routing_notes(job: MegatronJob) -> list[str]:
-    """Return how tokens go to experts in what is measured."""
-    if not job.has_experts or job.args.has(BALANCED_ROUTING):
-        return []
-    why = "a router that is not trained sends most tokens to a few experts"
-    if job.routing == BALANCED:
-        how = f"runs are measured with balanced routing ({BALANCED_ROUTING})"
-        return [f"{how}, as {why}; the best command is without; routing=as-is measures your router's own"]
-    return [f"runs are measured with your router's own choices: {why}, which takes memory and time"]
-
-
-def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], filled: Collection[str]) -> Wanted:
-    """Return the options besides the sizes, without those that a placeholder says or the command keeps."""
+    """Return what a point sets and takes away besides the sizes, without what a placeholder says or a command keeps."""
     model, start = job.model, job.start
     is_old = model is not None and not job.features.has(VIRTUAL_STAGES)
     wanted = layout_options(
@@ -116,7 +93,28 @@ def _wanted(job: MegatronJob, layout: Layout, params: Mapping[str, Value], fille
         kept.add(SHARDING)
     elif not layout.zero:
         wanted[GATHER] = None
-    return {option: value for option, value in wanted.items() if option not in kept}
+    switches = {option: value for option, value in wanted.items() if option not in kept}
+    unfilled = {name: value for name, value in params.items() if name not in filled}
+    return switches | wanted_overlap(unfilled) | lever_options(job, unfilled)
+
+
+def measured_command(command: str, job: MegatronJob) -> str:
+    """Return a command as it is measured: with a line of the log for every iteration, and its routing as asked for."""
+    if not job.takes_options:
+        return command
+    wanted: Wanted = {LOG_INTERVAL: 1, **({BALANCED_ROUTING: True} if job.routing == BALANCED else {})}
+    return with_options(ParsedCommand.of(command), wanted).text
+
+
+def routing_notes(job: MegatronJob) -> list[str]:
+    """Return how tokens go to experts in what is measured."""
+    if not job.has_experts or job.args.has(BALANCED_ROUTING):
+        return []
+    why = "a router that is not trained sends most tokens to a few experts"
+    if job.routing == BALANCED:
+        how = f"runs are measured with balanced routing ({BALANCED_ROUTING})"
+        return [f"{how}, as {why}; the best command is without; routing=as-is measures your router's own"]
+    return [f"runs are measured with your router's own choices: {why}, which takes memory and time"]
 
 
 def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
@@ -133,6 +131,7 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
         )
         raise UsageError(problem, hint=hint)
     line, fixed = ParsedCommand.of(command), job.fixed or job.args
+    behind = MegatronArgs.of(run.arguments[run.added_at :] if run.added_at is not None else ())
     if "modules" in left and line.has(MODULES) and len(own := own_modules(job)) > 1:
         problem = f"{MODULES} must name one module for others to be tried, but has {' '.join(own)}"
         raise UsageError(problem, hint="take it out of the command, or leave modules out of search")
@@ -142,17 +141,6 @@ def refuse_unwritable(command: str, job: MegatronJob, names: list[str]) -> None:
             problem = f"{option} is set in {where}, where a trial cannot take it away"
             owners = " and ".join(name for name in left if option in WRITTEN[name])
             raise UsageError(problem, hint=f"take it out there, or leave {owners} out of search")
-        if run.added_at is not None and option in SET_ONLY and _is_behind(job, option):
+        if option in SET_ONLY and behind.has(option):
             problem = f'{run.script} sets {option} behind "$@", where it wins over what a trial adds'
             raise UsageError(problem, hint=f'put "$@" at the end of the line that runs {program}')
-
-
-def _expert_sizes(job: MegatronJob) -> dict[str, str]:
-    if not job.has_experts:
-        return {}
-    return EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
-
-
-def _is_behind(job: MegatronJob, option: str) -> bool:
-    assert job.run is not None and job.run.added_at is not None
-    return type(job.args).of(job.run.arguments[job.run.added_at :]).has(option)

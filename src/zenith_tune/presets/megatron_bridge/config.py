@@ -121,11 +121,6 @@ class RecipeConfig:
                 found[OPTIMIZER_SHARDING] = bool(value)
         return found
 
-    @property
-    def has_adapters(self) -> bool:
-        """Whether only adapters are trained, as LoRA's."""
-        return any(path.startswith("peft.") for path in self.values)
-
     def fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line which override did not arrive."""
         for key, wanted in asked.items():

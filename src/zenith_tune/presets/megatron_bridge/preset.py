@@ -162,7 +162,7 @@ class MegatronBridgePreset(MegatronLmPreset):
     def _looked_up(self) -> PlanSubject:
         if self._config is None:
             raise UsageError("the model is known when your own command has run")
-        if self._config.has_adapters:
+        if any(path.startswith("peft.") for path in self._config.values):  # as for LoRA
             raise UsageError("layouts are planned for training all parameters, but the recipe trains adapters")
         return super()._looked_up()
 

@@ -21,7 +21,6 @@ from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.units import whole
 
-PROGRAM = "mimo_train.py"
 DEFAULTS = {
     **dict.fromkeys(("encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp", "micro-batch-size"), 1),
     "global-batch-size": 16,
@@ -69,8 +68,9 @@ def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
         transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
     )
     works = _trained(line, encoder_work(encoder, sizes["llm-hidden"]), language_work(language))
-    if by_megatron := args.text("--backend") == "megatron":
-        works = _even_stages(works[0]), _even_stages(works[1])
+    by_megatron = args.text("--backend") == "megatron"
+    if by_megatron:  # its stages must have the same number of layers
+        works = [replace(work, depths=(("the layers", work.num_layers),)) for work in works]
     # In bfloat16 a weight has 2 bytes, its gradient 4, and the weight and moments of single precision 12.
     is_low = line.has("--bf16")
     flops_per_s = given.device_flops or GUESSED_FLOPS
@@ -101,7 +101,10 @@ def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
         job=job,
         seq_length=sizes["seq-length"],
         options=example_options,
-        switches=example_switches,
+        switches=lambda candidate: {
+            "--encoder-recompute": candidate.encoder_recompute,
+            "--llm-recompute": candidate.language_recompute,
+        },
         own=own,
         notes=tuple(notes),
     )
@@ -118,12 +121,9 @@ def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
         threads = whole(variables.get("OMP_NUM_THREADS", "")) or 1  # torchrun's own
         if cores is None and variables.get("CUDA_VISIBLE_DEVICES") != "" and _num_gpus() >= ranks:
             return 1.0
-    return min((cores or _own_cores()) / (ranks * threads), 1.0)
-
-
-def _own_cores() -> int:
-    """Return the cores that this process, and so its trials, may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # The cores that this process, and so its trials, may use.
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min((cores or own) / (ranks * threads), 1.0)
 
 
 def _num_gpus() -> int:
@@ -133,7 +133,7 @@ def _num_gpus() -> int:
         return 0
 
 
-def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> tuple[ModuleWork, ModuleWork]:
+def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> list[ModuleWork]:
     """Return the works with what is frozen: the tower, whose projector still learns, and the language model."""
     if line.has("--freeze-vit"):
         still = {"is_trained": False, "passes_gradient": False}
@@ -142,12 +142,7 @@ def _trained(line: ParsedCommand, encoder: ModuleWork, language: ModuleWork) -> 
     if line.has("--freeze-lm"):
         parts = {name: replace(getattr(language, name), is_trained=False) for name in ("first", "layer", "last")}
         language = replace(language, **parts)
-    return encoder, language
-
-
-def _even_stages(work: ModuleWork) -> ModuleWork:
-    """Return a module whose stages must have the same number of layers, as Megatron's have."""
-    return replace(work, depths=(("the layers", work.num_layers),))
+    return [encoder, language]
 
 
 def example_options(candidate: MimoCandidate) -> Mapping[str, Value]:
@@ -155,11 +150,6 @@ def example_options(candidate: MimoCandidate) -> Mapping[str, Value]:
     modules = {"encoder": candidate.encoder, "llm": candidate.language}
     degrees = {f"--{name}-{axis}": getattr(of, axis) for name, of in modules.items() for axis in ("tp", "pp", "dp")}
     return {**degrees, "--llm-offset": candidate.language.offset, "--micro-batch-size": candidate.micro_batch}
-
-
-def example_switches(candidate: MimoCandidate) -> Mapping[str, bool]:
-    """Return the switches of a layout."""
-    return {"--encoder-recompute": candidate.encoder_recompute, "--llm-recompute": candidate.language_recompute}
 
 
 def _own_point(args: MegatronArgs, sizes: Mapping[str, int]) -> Params:

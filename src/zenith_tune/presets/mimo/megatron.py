@@ -23,7 +23,7 @@ from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.shell.script import ProgramRun
 from zenith_tune.study.parameters import Params, Value
 
-PROGRAM, KIND = "pretrain_mimo.py", "mimo"
+PROGRAM = "pretrain_mimo.py"
 DEFAULTS = {"encoder-tp": 2, "encoder-dp": 2, "llm-offset": 4, "llm-tp": 2, "llm-pp": 1, "llm-dp": 2, "llm-ep": 1}
 """The example's own."""
 REQUIRED = ("--use-distributed-optimizer", "--calculate-per-token-loss")
@@ -126,7 +126,10 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoAr
     if domain == 1:
         domain, fast_link = cluster.gpus_per_node, cluster.node_link
     memory = cluster.gpu.memory_bytes * ROOM if given.memory_gib is None else given.memory_gib * 2**30
-    expert_tensor = args.count("--llm-expt-tp") or 1
+    expert_tensor, expert_shards = args.count("--llm-expt-tp") or 1, args.count(EXPERT_SHARDS) or 0
+    if expert_shards % expert_tensor:
+        problem = f"{EXPERT_SHARDS} must be a multiple of expert tp, but got {expert_shards} and {expert_tensor}"
+        raise UsageError(f"{problem}: correct it in the command")
     batch = args.count("--global-batch-size")
     if batch is None:
         problem = "the command must have the global batch, but has no --global-batch-size"
@@ -155,7 +158,7 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoAr
         recompute=((False, args.text("--recompute-granularity") == "full"),),
         expert_tensor=expert_tensor,
         weight_shards=args.count(SHARDS) or 0,
-        expert_shards=_expert_shards(args, expert_tensor),
+        expert_shards=expert_shards,
     )
 
 
@@ -170,14 +173,6 @@ def _rates_of(gpu: GpuSpec) -> dict[str, ModuleRates]:
         name: ModuleRates(forward=scaled(rates.forward), backward=scaled(rates.backward))
         for name, rates in MEASURED.items()
     }
-
-
-def _expert_shards(args: MegatronArgs, expert_tensor: int) -> int:
-    shards = args.count(EXPERT_SHARDS) or 0
-    if shards % expert_tensor:
-        problem = f"{EXPERT_SHARDS} must be a multiple of expert tp, but got {shards} and {expert_tensor}"
-        raise UsageError(f"{problem}: correct it in the command")
-    return shards
 
 
 def _own_point(args: MegatronArgs) -> Params:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
@@ -34,18 +33,20 @@ class _Layer:
     expert_params: float = 0.0
     flops: float = 0.0
 
+    def __add__(self, other: _Layer) -> _Layer:
+        return _Layer(
+            params=self.params + other.params,
+            expert_params=self.expert_params + other.expert_params,
+            flops=self.flops + other.flops,
+        )
+
 
 def megatron_language(args: MegatronArgs) -> ModuleWork:
     """Return the language model's work by sample; layers of different kinds count as their average."""
     h, s = _needed(args, "--hidden-size"), _needed(args, "--seq-length")
     heads, vocab = _needed(args, "--num-attention-heads"), _needed(args, "--vocab-size")
     layers = _layers(args, h, s, heads)
-    num = len(layers)
-    mean = _Layer(
-        params=sum(layer.params for layer in layers) / num,
-        expert_params=sum(layer.expert_params for layer in layers) / num,
-        flops=sum(layer.flops for layer in layers) / num,
-    )
+    num, total = len(layers), sum(layers, _Layer())
     top_k = args.count("--moe-router-topk") or 2
     trains = _language_training(args)
     pattern = _pattern(args)
@@ -54,10 +55,10 @@ def megatron_language(args: MegatronArgs) -> ModuleWork:
         num_layers=num,
         layer=PartWork(
             **trains,
-            split_flops=s * mean.flops,
-            split_params=mean.params,
+            split_flops=s * total.flops / num,
+            split_params=total.params / num,
             whole_params=2 * h,
-            expert_params=mean.expert_params,
+            expert_params=total.expert_params / num,
             split_kept=s * 14 * h,
         ),
         first=PartWork(split_params=vocab * h, **trains),
@@ -123,7 +124,7 @@ def megatron_encoder(sizes: Mapping[str, int], args: MegatronArgs) -> ModuleWork
     width = h * (ROWS_SHUFFLED if args.has("--pixel-shuffle") else 1)
     is_deep = args.text("--vision-projection-type") == "mlp"
     projector = 4 * width * (width + w) if is_deep else width * w
-    has_tower, has_projector = _trains_tower(args), _trains_projector(args)
+    has_tower = not args.has("--freeze-vit")
     tower = {"is_trained": has_tower, "passes_gradient": has_tower}
     return ModuleWork(
         num_layers=sizes["layers"],
@@ -133,7 +134,7 @@ def megatron_encoder(sizes: Mapping[str, int], args: MegatronArgs) -> ModuleWork
             split_flops=2.0 * images.rows * projector,
             split_params=projector,
             split_kept=images.rows * (4 * width if is_deep else w),
-            is_trained=has_projector,
+            is_trained=not args.has("--freeze-projection"),
             passes_gradient=has_tower,
         ),
         hidden_numbers=s * h,
@@ -142,17 +143,10 @@ def megatron_encoder(sizes: Mapping[str, int], args: MegatronArgs) -> ModuleWork
     )
 
 
-def _trains_tower(args: MegatronArgs) -> bool:
-    return not args.has("--freeze-vit")
-
-
-def _trains_projector(args: MegatronArgs) -> bool:
-    return not args.has("--freeze-projection")
-
-
 def _language_training(args: MegatronArgs) -> dict[str, bool]:
     """Return what is trained: gradients go through a frozen language model to a tower or a projector that is."""
-    is_trained, has_behind = not args.has("--freeze-lm"), _trains_tower(args) or _trains_projector(args)
+    is_trained = not args.has("--freeze-lm")
+    has_behind = not (args.has("--freeze-vit") and args.has("--freeze-projection"))
     if not (is_trained or has_behind):
         problem = "something must be trained, but the command freezes the language model, the encoder and its projector"
         raise UsageError(problem, hint="take one of the --freeze- options out")
@@ -163,11 +157,11 @@ def _language_widths(args: MegatronArgs, pattern: str, s: int, heads: int) -> tu
     """Return what tp must divide: also the sequence, which is split wherever tp is above 1."""
     widths = [("the language model's heads", heads), ("the sequence length", s)]
     if "M" in pattern:
-        mamba = _mamba_sizes(args, _needed(args, "--hidden-size"))
-        widths += [("the Mamba heads", mamba.heads), ("the Mamba groups", mamba.groups)]
-        if mamba.heads % mamba.groups:
+        mamba_heads, groups = _mamba_heads(args, _needed(args, "--hidden-size"))
+        widths += [("the Mamba heads", mamba_heads), ("the Mamba groups", groups)]
+        if mamba_heads % groups:
             problem = "the Mamba heads must be a multiple of the Mamba groups"
-            raise UsageError(f"{problem}, but got {mamba.heads} and {mamba.groups}: correct it in the command")
+            raise UsageError(f"{problem}, but got {mamba_heads} and {groups}: correct it in the command")
     if "-" in pattern or not (pattern or args.count("--num-experts", least=0)):
         widths.append(("the feed-forward size", _ffn(args)))
     if shared := args.count("--moe-shared-expert-intermediate-size", least=0):
@@ -181,24 +175,22 @@ def _pattern(args: MegatronArgs) -> str:
 
 
 def _layers(args: MegatronArgs, h: int, s: int, heads: int) -> list[_Layer]:
-    makers = {"M": _mamba(args, h), "*": _attention(args, h, s, heads), "-": _dense(args, h), "E": _experts(args, h)}
+    dense = _matrices(args) * h * _ffn(args)
+    makers = {
+        "M": _mamba(args, h),
+        "*": _attention(args, h, s, heads),
+        "-": _Layer(params=dense, flops=2 * dense),
+        "E": _experts(args, h),
+    }
     if not args.has(PATTERN):
         second = makers["E"] if args.count("--num-experts", least=0) else makers["-"]
-        return [_both(makers["*"], second)] * _needed(args, "--num-layers")
+        return [makers["*"] + second] * _needed(args, "--num-layers")
     kinds = _pattern(args).replace("|", "")
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or not kinds:
         problem = f"{PATTERN} must be made of {' '.join(KINDS)} for a plan"
         raise UsageError(f"{problem}, but has {' '.join(unknown) or 'nothing'}", hint="take --preset megatron")
     return [makers[kind] for kind in kinds]
-
-
-def _both(first: _Layer, second: _Layer) -> _Layer:
-    return _Layer(
-        params=first.params + second.params,
-        expert_params=first.expert_params + second.expert_params,
-        flops=first.flops + second.flops,
-    )
 
 
 def _attention(args: MegatronArgs, h: int, s: int, heads: int) -> _Layer:
@@ -211,35 +203,18 @@ def _query_groups(args: MegatronArgs, heads: int) -> int:
     return (args.count("--num-query-groups") or 1) if args.has("--group-query-attention") else heads
 
 
-class _MambaSizes(NamedTuple):
-    """The shape of a Mamba layer."""
-
-    heads: int
-    dim: int
-    groups: int
-    state: int
-
-
-def _mamba_sizes(args: MegatronArgs, h: int) -> _MambaSizes:
-    dim = args.count("--mamba-head-dim") or 64
-    return _MambaSizes(
-        heads=args.count("--mamba-num-heads") or 2 * h // dim,
-        dim=dim,
-        groups=args.count("--mamba-num-groups") or 8,
-        state=args.count("--mamba-state-dim") or 128,
-    )
+def _mamba_heads(args: MegatronArgs, h: int) -> tuple[int, int]:
+    """Return the heads of a Mamba layer, and their groups."""
+    heads = args.count("--mamba-num-heads") or 2 * h // (args.count("--mamba-head-dim") or 64)
+    return heads, args.count("--mamba-num-groups") or 8
 
 
 def _mamba(args: MegatronArgs, h: int) -> _Layer:
-    heads, dim, groups, state = _mamba_sizes(args, h)
+    dim, state = args.count("--mamba-head-dim") or 64, args.count("--mamba-state-dim") or 128
+    heads, groups = _mamba_heads(args, h)
     d = heads * dim
     params = h * (2 * d + 2 * groups * state + heads) + d * h
     return _Layer(params=params, flops=2 * params + 6 * d * state)
-
-
-def _dense(args: MegatronArgs, h: int) -> _Layer:
-    params = _matrices(args) * h * _ffn(args)
-    return _Layer(params=params, flops=2 * params)
 
 
 def _ffn(args: MegatronArgs) -> int:

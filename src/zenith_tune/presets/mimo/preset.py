@@ -70,7 +70,11 @@ class MimoPreset(CompletePreset):
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with the layout's options in its own dialect, or with its placeholders filled."""
         read, candidate = self.space.read, self.space.candidate(params)
-        options = {_placeholder(name): (name, value) for name, value in read.options(candidate).items()}
+        options = {
+            # By its placeholder, as {llm_tp} is one.
+            "mbs" if name == "--micro-batch-size" else name[2:].replace("-", "_"): (name, value)
+            for name, value in read.options(candidate).items()
+        }
         derived = {name: options[name][1] for name in DERIVED}
         text, filled = fill_placeholders(command, {**params, **derived})
         left = {option: value for name, (option, value) in options.items() if name not in filled}
@@ -78,7 +82,10 @@ class MimoPreset(CompletePreset):
         for switch, is_on in read.switches(candidate).items():
             if is_on != line.has(switch):
                 line = line.add_flag(switch) if is_on else line.remove(switch)
-        return _with_variables(line, read.variables(candidate))
+        pairs = " ".join(f"{name}={value}" for name, value in read.variables(candidate).items())
+        if pairs in line.text:
+            return line.text
+        return f"{pairs} {line.text}" if len(line.commands) == 1 else f"export {pairs}; {line.text}"
 
     def trial_command(self, command: str) -> str:
         """Return the command with a line of the log for every iteration, where it says how often there is one."""
@@ -128,17 +135,3 @@ class MimoPreset(CompletePreset):
             return read_megatron(run, self._given)
         problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
         raise UsageError(problem, hint="write it out, or choose another --preset")
-
-
-def _with_variables(line: ParsedCommand, variables: Mapping[str, str]) -> str:
-    """Return the command with variables set in front, for all that it runs."""
-    pairs = " ".join(f"{name}={value}" for name, value in variables.items())
-    if pairs in line.text:
-        return line.text
-    return f"{pairs} {line.text}" if len(line.commands) == 1 else f"export {pairs}; {line.text}"
-
-
-def _placeholder(option: str) -> str:
-    """Return what stands for an option's value in a command, as {llm_tp} does."""
-    name = option.removeprefix("--").replace("-", "_")
-    return "mbs" if name == "micro_batch_size" else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +76,18 @@ def option_settings(arguments: Sequence[str]) -> Settings:
     for at, word in enumerate(arguments):
         if match := _SUBCOMMAND.fullmatch(word):
             found[AC_MODE] = match[1].replace("-", "_")
-        name = _name(word.partition("=")[0])
+        said, equals, value = word.partition("=")
+        name = _name(said)
         if name is None:
             continue
         following = arguments[at + 1] if at + 1 < len(arguments) else "--"
-        is_flag = following.startswith("--") or _SUBCOMMAND.fullmatch(following) is not None
-        if "=" in word:
-            found[name] = _value(word.partition("=")[2])
-        elif not is_flag:
+        if equals:
+            found[name] = _value(value)
+        elif not following.startswith("--") and not _SUBCOMMAND.fullmatch(following):
             found[name] = _value(following)
         else:
             section, _, key = name.rpartition(".")
-            is_on = not key.startswith("no_")
-            found[f"{section}.{key.removeprefix('no_')}" if section else key] = is_on
+            found[f"{section}.{key.removeprefix('no_')}" if section else key] = not key.startswith("no_")
     return found
 
 
@@ -111,21 +110,16 @@ def file_settings(run: ProgramRun, name: str) -> Settings:
         raise UsageError(f"{path} is no TOML: {error}", hint="correct it") from None
 
 
-def flat(tables: Mapping[str, Any]) -> Settings:
+def flat(tables: Mapping[str, Any], front: str = "") -> Settings:
     """Return tables by section and key.
 
     >>> flat({"training": {"seq_len": 8}, "dump_folder": "out"})
     {'training.seq_len': 8, 'dump_folder': 'out'}
     """
-    return dict(_flat(tables, ""))
-
-
-def _flat(tables: Mapping[str, Any], front: str) -> Iterator[tuple[str, Any]]:
+    found: Settings = {}
     for name, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{front}{name}.")
-        else:
-            yield f"{front}{name}", value
+        found |= flat(value, f"{front}{name}.") if isinstance(value, Mapping) else {f"{front}{name}": value}
+    return found
 
 
 def with_settings(command: str, dialect: Dialect, values: Mapping[str, Value]) -> str:
@@ -143,18 +137,15 @@ def with_settings(command: str, dialect: Dialect, values: Mapping[str, Value]) -
         mode = str(options.pop(AC_MODE)).replace("_", "-")
         last = last if (match := _SUBCOMMAND.match(last)) and match[1] == mode else f"activation-checkpoint:{mode}"
     line = ParsedCommand.of(text)
-    for name in [name for name, value in options.items() if isinstance(value, bool)]:
-        line = _with_switch(line, name, bool(options.pop(name)))
+    for name, is_on in [(name, value) for name, value in options.items() if isinstance(value, bool)]:
+        del options[name]
+        section, _, key = name.rpartition(".")
+        on, off = f"--{name}", f"--{section}.no_{key}"
+        wanted, other = (on, off) if is_on else (off, on)
+        line = line.remove(other)
+        line = line if line.has(wanted) else ParsedCommand.of(_appended(line.text, wanted))
     line = line.set({f"--{name}": value for name, value in options.items()}, keeps_names=True)
     return _appended(line.text, last) if last else line.text
-
-
-def _with_switch(line: ParsedCommand, name: str, is_on: bool) -> ParsedCommand:
-    section, _, key = name.rpartition(".")
-    on, off = f"--{name}", f"--{section}.no_{key}"
-    wanted, other = (on, off) if is_on else (off, on)
-    line = line.remove(other)
-    return line if line.has(wanted) else ParsedCommand.of(_appended(line.text, wanted))
 
 
 def _without_last(command: str) -> tuple[str, str]:

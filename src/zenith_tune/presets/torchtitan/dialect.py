@@ -21,6 +21,14 @@ AC_MODE = "activation_checkpoint.mode"
 CUDA_GRAPHS_OFF = "training.disable_cuda_graphs"
 
 
+SERVICES = (
+    "metrics.enable_tensorboard",
+    "metrics.enable_wandb",
+    "profiling.enable_profiling",
+    "profiling.enable_memory_snapshot",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """The names of settings; those that are not here have one name in all dialects."""
@@ -55,13 +63,7 @@ FIRST = Dialect(
     compile="training.compile",
     has_experts=False,
     converter="float8",
-    services=(
-        "checkpoint.enable_checkpoint",
-        "metrics.enable_tensorboard",
-        "metrics.enable_wandb",
-        "profiling.enable_profiling",
-        "profiling.enable_memory_snapshot",
-    ),
+    services=("checkpoint.enable_checkpoint", *SERVICES),
 )
 TOML = replace(
     FIRST,
@@ -69,7 +71,7 @@ TOML = replace(
     compile="compile.enable",
     has_experts=True,
     converter="quantize.linear.float8",
-    services=("checkpoint.enable", "validation.enable", *FIRST.services[1:]),
+    services=("checkpoint.enable", "validation.enable", *SERVICES),
 )
 MODULE = replace(
     TOML,
@@ -81,12 +83,8 @@ MODULE = replace(
     converter=None,
     prints="debug.print_config",
     services=(
-        "checkpoint.enable",
-        "validator.enable",
-        "metrics.enable_tensorboard",
-        "metrics.enable_wandb",
-        "profiler.enable_profiling",
-        "profiler.enable_memory_snapshot",
+        *("checkpoint.enable", "validator.enable", *SERVICES[:2]),
+        *("profiler.enable_profiling", "profiler.enable_memory_snapshot"),
     ),
 )
 TOKENS = replace(
@@ -98,22 +96,17 @@ TOKENS = replace(
     pipeline_batch="parallelism.num_pp_microbatches",
     counts_tokens=True,
 )
-SETTINGS_FILES = ("config_manager.py", "config/job_config.py", "config/configs.py")
+SETTINGS_FILES = {"config_manager.py": FIRST, "config/job_config.py": TOML, "config/configs.py": MODULE}
 """Where the settings of a dialect are declared, the older first."""
 
 
 def dialect_of(run: ProgramRun, *, has_file: bool) -> Dialect:
     """Return the dialect of the torchtitan that a run would import; by its kind alone where that is not found."""
     for folder in _folders(run):
-        for name in SETTINGS_FILES:
+        for name, dialect in SETTINGS_FILES.items():
             text = read_text(folder / PACKAGE / name)
-            if text is None:
-                continue
-            found = {SETTINGS_FILES[0]: FIRST, SETTINGS_FILES[1]: TOML}.get(name, MODULE)
-            if found is MODULE and TOKENS.micro_batch.partition(".")[2] in text:
-                found = TOKENS
-            if found.has_file == has_file:
-                return found
+            if text is not None and dialect.has_file == has_file:
+                return TOKENS if dialect is MODULE and TOKENS.micro_batch.partition(".")[2] in text else dialect
     return TOML if has_file else MODULE
 
 

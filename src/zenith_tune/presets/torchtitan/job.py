@@ -133,10 +133,9 @@ class TitanJob:
     @property
     def micro_batch(self) -> int:
         """Samples of one pass of a rank."""
-        pipeline, batch = self.count(self.dialect.pipeline_batch), self.count(self.dialect.micro_batch)
         if self.dialect.counts_tokens:
-            return self._samples(batch, self.dialect.micro_batch)
-        return pipeline if self.size("pp") > 1 else batch
+            return self._samples(self.count(self.dialect.micro_batch), self.dialect.micro_batch)
+        return self.count(self.dialect.pipeline_batch if self.size("pp") > 1 else self.dialect.micro_batch)
 
     @property
     def rank_batch(self) -> int:
@@ -154,11 +153,6 @@ class TitanJob:
         if type(own) is int and own > 0:
             return self._samples(own, self.dialect.global_batch) if self.dialect.counts_tokens else own
         return self.rank_batch * self.batch_ranks
-
-    @property
-    def precision(self) -> str:
-        """bf16 or fp32."""
-        return "fp32" if self.own(PRECISION) == "float32" else "bf16"
 
     @property
     def splits_itself(self) -> bool:

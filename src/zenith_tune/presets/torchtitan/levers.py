@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, set_levers
+from zenith_tune.presets.levers import ASSUMED, LeverDeclaration
 from zenith_tune.presets.torchtitan.job import REPLICATE, SHARD, TitanJob
 from zenith_tune.study.parameters import Value
 
@@ -27,24 +27,16 @@ class TitanSituation:
     shard: str
 
 
-Written = Callable[[TitanJob, Layout], Mapping[str, Value]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TitanLever(LeverDeclaration[TitanSituation]):
     """A lever of torchtitan."""
 
-    sets: Written
+    sets: Callable[[TitanJob, Layout], Mapping[str, Value]]
 
     def is_for(self, at: TitanSituation) -> bool:
         """Return whether it can be turned on for a point of a job that does not have it yet."""
         wanted = self.sets(at.job, at.layout)
         return bool(wanted) and any(at.job.own(name) != value for name, value in wanted.items()) and self.goes(at)
-
-
-def _replicas(job: TitanJob, layout: Layout) -> dict[str, Value]:
-    """Return shards inside a node, and a copy on each."""
-    return {REPLICATE: job.num_nodes, SHARD: layout.dp // job.num_nodes}
 
 
 def _fits_nodes(at: TitanSituation) -> bool:
@@ -81,7 +73,8 @@ LEVERS = (
     ),
     TitanLever(
         name="hsdp",
-        sets=_replicas,
+        # Shards inside a node, and a copy on each.
+        sets=lambda job, layout: {REPLICATE: job.num_nodes, SHARD: layout.dp // job.num_nodes},
         goes=_fits_nodes,
         saves={"dp": 0.5},
         memory=0.3,
@@ -98,13 +91,3 @@ LEVERS = (
         source=f"{BENCHMARKS} (2024-12): Llama 3.1 8B on 8 H100, compiled, 6,667 to 8,532 tokens/s/GPU",
     ),
 )
-
-
-def levers_for(at: TitanSituation) -> list[TitanLever]:
-    """Return the levers that can be turned on for a point."""
-    return [lever for lever in LEVERS if lever.is_for(at)]
-
-
-def lever_settings(job: TitanJob, layout: Layout, levers: Mapping[str, Value]) -> dict[str, Value]:
-    """Return what levers set."""
-    return {name: value for lever in set_levers(LEVERS, levers) for name, value in lever.sets(job, layout).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
@@ -28,12 +28,9 @@ def live_model(run: TitanRun) -> ModelSpec:
 def _by_parts(run: TitanRun) -> ModelSpec:
     """Return the shape by a description of every layer."""
     model, layers = run.model, run.model["layers"]
-    attention, first = layers[0]["attention"], layers[0]
-    heads = attention["n_heads"]
-    qkv = attention.get("qkv_linear") or {}
+    attention = layers[0]["attention"]
     dense = [layer["feed_forward"] for layer in layers if layer.get("feed_forward")]
     routed = [layer["moe"] for layer in layers if layer.get("moe")]
-    width = _first(dense[0], "out_features") if dense else 0
     experts: dict[str, Any] = {}
     if routed:
         moe = routed[0]
@@ -44,51 +41,57 @@ def _by_parts(run: TitanRun) -> ModelSpec:
             "shared_ffn_hidden": _first(moe.get("shared_experts") or {}, "out_features") or 0,
             "num_dense_layers": len(dense),
         }
-    kv_heads = qkv.get("n_kv_heads") or attention.get("n_kv_heads") or heads
-    return ModelSpec(
-        name=run.model_name,
-        num_layers=len(layers),
-        hidden=model["dim"],
-        ffn_hidden=width or 0,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=qkv.get("head_dim") or attention.get("head_dim") or model["dim"] // heads,
-        vocab=model["vocab_size"],
-        tied_embeddings=bool(model.get("enable_weight_tying")),
-        qk_norm=bool(first["attention"].get("qk_norm")),
-        latent_attention=_latent(attention, attention.get("q_lora_rank")),
-        **experts,
-    )
+    arguments = {
+        **attention,
+        **{name: value for name, value in (attention.get("qkv_linear") or {}).items() if value},
+        **{name: value for name, value in model.items() if name != "layers"},
+        "n_heads": attention["n_heads"],
+        "n_layers": len(layers),
+    }
+    width = _first(dense[0], "out_features") if dense else None
+    return _spec(run.model_name, arguments, ffn_hidden=width or 0, **experts)
 
 
 def _by_arguments(run: TitanRun) -> ModelSpec:
     """Return the shape by the arguments that models had until 0.2."""
     args, moe = run.model, run.model.get("moe_args") or {}
-    heads, dim = args["n_heads"], args["dim"]
-    has_experts = bool(moe) and (args.get("moe_enabled", True))
-    moe_width = args.get("moe_inter_dim") or 0
     experts: dict[str, Any] = {}
-    if has_experts:
+    if moe and args.get("moe_enabled", True):
+        width = args.get("moe_inter_dim") or 0
         experts = {
             "num_experts": moe["num_experts"],
             "top_k": moe["top_k"],
-            "moe_ffn_hidden": moe_width,
-            "shared_ffn_hidden": moe.get("num_shared_experts", 0) * moe_width,
+            "moe_ffn_hidden": width,
+            "shared_ffn_hidden": moe.get("num_shared_experts", 0) * width,
             "num_dense_layers": args.get("n_dense_layers", 0),
         }
+    hidden = args.get("hidden_dim") or args.get("inter_dim") or _rounded_width(args)
+    return _spec(run.model_name, args, ffn_hidden=hidden, **experts)
+
+
+def _spec(name: str, args: Mapping[str, Any], **further: Any) -> ModelSpec:
+    heads, dim = args["n_heads"], args["dim"]
+    latent = None
+    if args.get("kv_lora_rank"):
+        latent = LatentAttention(
+            q_rank=args.get("q_lora_rank") or 0,
+            kv_rank=args["kv_lora_rank"],
+            qk_nope_dim=args["qk_nope_head_dim"],
+            qk_rope_dim=args["qk_rope_head_dim"],
+            v_dim=args["v_head_dim"],
+        )
     return ModelSpec(
-        name=run.model_name,
+        name=name,
         num_layers=args["n_layers"],
         hidden=dim,
-        ffn_hidden=args.get("hidden_dim") or args.get("inter_dim") or _rounded_width(args),
         num_heads=heads,
         num_kv_heads=args.get("n_kv_heads") or heads,
         head_dim=args.get("head_dim") or dim // heads,
         vocab=args["vocab_size"],
         tied_embeddings=bool(args.get("enable_weight_tying")),
         qk_norm=bool(args.get("qk_norm")),
-        latent_attention=_latent(args, args.get("q_lora_rank")),
-        **experts,
+        latent_attention=latent,
+        **further,
     )
 
 
@@ -99,26 +102,9 @@ def _rounded_width(args: Mapping[str, Any]) -> int:
     return -(-width // multiple) * multiple
 
 
-def _latent(values: Mapping[str, Any], q_rank: Any) -> LatentAttention | None:
-    if not values.get("kv_lora_rank"):
-        return None
-    return LatentAttention(
-        q_rank=q_rank or 0,
-        kv_rank=values["kv_lora_rank"],
-        qk_nope_dim=values["qk_nope_head_dim"],
-        qk_rope_dim=values["qk_rope_head_dim"],
-        v_dim=values["v_head_dim"],
-    )
-
-
 def _first(part: Mapping[str, Any], name: str) -> Any:
     """Return the first value of this name in a part and what it is made of."""
-    return next(_named(part, name), None)
-
-
-def _named(part: Mapping[str, Any], name: str) -> Iterator[Any]:
-    for key, value in part.items():
-        if key == name:
-            yield value
-        elif isinstance(value, Mapping):
-            yield from _named(value, name)
+    if name in part:
+        return part[name]
+    inner = (_first(each, name) for each in part.values() if isinstance(each, Mapping))
+    return next((found for found in inner if found is not None), None)

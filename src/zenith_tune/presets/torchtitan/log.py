@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Self
 
-from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes
+from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes, read_number
 from zenith_tune.presets.torchtitan.command import Settings, flat
 from zenith_tune.presets.torchtitan.dialect import AC_MODE
 from zenith_tune.study.parameters import Value
@@ -26,11 +26,8 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SETTINGS = re.compile(r"Running with configs: (?=\{)")
 _MODEL_ARGS = re.compile(r"Building (\S+) (\S+?) ?with (?=\{)")
 _PARAMS = re.compile(r"Model (\S+) (\S+) size: ([0-9,]+) total parameters")
-_SAMPLES = re.compile(r"global batch size ([0-9]+), gradient accumulation steps ([0-9]+), sequence length ([0-9]+)")
-_TOKENS = re.compile(
-    r"(?<![0-9])([0-9]{1,15}) tokens per train step, gradient accumulation steps ([0-9]+)"
-    r", maximum context length ([0-9]+)"
-)
+_SAMPLES = re.compile(r"global batch size ([0-9]+), gradient accumulation steps [0-9]+, sequence length ([0-9]+)")
+_TOKENS = re.compile(r"(?<![0-9])([0-9]{1,15}) tokens per train step, gradient accumulation steps [0-9]+, maximum")
 _GPU = re.compile(r"CUDA capacity: (.{1,80}?) with [0-9.]+GiB memory")
 _NUM = r"(-?[0-9,.]{1,30}|nan|-?inf)"
 _STEP = re.compile(
@@ -61,22 +58,15 @@ def read_steps(log: str) -> LoggedSteps:
 
 
 def _step(match: re.Match[str]) -> Step:
-    tflops = _number(match[6] or "nan")
+    tflops = read_number(match[6] or "")
     return Step(
         number=int(match[1]),
-        gpu_tokens_per_s=_number(match[5]),
-        tflops=tflops if 0 < tflops < math.inf else None,
+        gpu_tokens_per_s=read_number(match[5]),
+        tflops=tflops if tflops and 0 < tflops < math.inf else None,
         memory_bytes=gib_to_bytes(match[4]),
         flaw=first_flaw({"loss": match[2], "grad_norm": match[3] or ""}),
         position=match.start(),
     )
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return math.nan
 
 
 def timed_steps(log: str) -> LoggedSteps:
@@ -110,7 +100,6 @@ class TitanRun:
     model_name: str = ""
     num_params: int | None = None
     step_tokens: int | None = None
-    seq_len: int | None = None
     gpu: str | None = None
 
     @classmethod
@@ -118,16 +107,18 @@ class TitanRun:
         """Read a log, whoever started its ranks."""
         text = first_rank(COLOUR.sub("", log))
         dump, args, params = _json(_SETTINGS, text), _json(_MODEL_ARGS, text), _PARAMS.search(text)
-        spec = dump.get("model_spec") or {}
-        gpu = _GPU.search(text)
-        step_tokens, seq_len = _batch(text)
+        spec = dump.pop("model_spec", None) or {}
+        settings = flat(dump)
+        if settings and AC_MODE not in settings:
+            settings[AC_MODE] = _recomputation(dump.get("activation_checkpoint"))
+        gpu, samples, tokens = (pattern.search(text) for pattern in (_GPU, _SAMPLES, _TOKENS))
+        step_tokens = int(samples[1]) * int(samples[2]) if samples else int(tokens[1]) if tokens else None
         return cls(
-            settings=_settings(dump),
+            settings=settings,
             model=spec.get("model") or args,
             model_name=f"{params[1]} {params[2]}" if params else "",
             num_params=int(params[3].replace(",", "")) if params else None,
             step_tokens=step_tokens,
-            seq_len=seq_len,
             gpu=gpu[1] if gpu else None,
         )
 
@@ -159,15 +150,6 @@ def _json(pattern: re.Pattern[str], text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _settings(dump: Mapping[str, Any]) -> Settings:
-    if not dump:
-        return {}
-    found = flat({name: value for name, value in dump.items() if name != "model_spec"})
-    if AC_MODE not in found:
-        found[AC_MODE] = _recomputation(dump.get("activation_checkpoint"))
-    return found
-
-
 def _recomputation(policy: Any) -> str:
     """Return the mode of a policy, of which a dump has only the fields."""
     if not isinstance(policy, Mapping):
@@ -175,12 +157,3 @@ def _recomputation(policy: Any) -> str:
     if "memory_budget" in policy:
         return "memory_budget"
     return "selective" if any("recompute" in name for name in policy) else "full"
-
-
-def _batch(text: str) -> tuple[int | None, int | None]:
-    """Return the tokens of a step and of a sample, which the trainer prints when it is ready."""
-    if match := _SAMPLES.search(text):
-        return int(match[1]) * int(match[3]), int(match[3])
-    if match := _TOKENS.search(text):
-        return int(match[1]), int(match[3])
-    return None, None

@@ -16,8 +16,8 @@ from zenith_tune.presets.shared.launched_gpus import run_resources
 from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
 from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
-from zenith_tune.presets.torchtitan.job import STEPS, TitanArguments, TitanJob, live_job, read_job
-from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation, levers_for
+from zenith_tune.presets.torchtitan.job import PRECISION, STEPS, TitanArguments, TitanJob, live_job, read_job
+from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation
 from zenith_tune.presets.torchtitan.live import live_model
 from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
@@ -111,7 +111,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         at = TitanSituation(job=self._space.job, layout=self.layout(params), shard=str(params["shard"]))
-        return self._levers.offered(levers_for(at), at)
+        return self._levers.offered([lever for lever in LEVERS if lever.is_for(at)], at)
 
     def own_point(self, command: str) -> Params | None:
         return self._space.own_point() if self._space.job.is_known else None
@@ -143,17 +143,16 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         words = [f"{name.upper()}{params[name]}" for name in ("tp", "pp", "cp", "ep") if params[name] != 1]
         words += [str(params["schedule"])] * (params["pp"] != 1)
         words += [str(params["shard"])] * (params["shard"] != FSDP)
-        words += [f"mbs{params['mbs']}", f"ac-{params['ac']}"]
-        return self._labelled(words, params)
+        return self._labelled([*words, f"mbs{params['mbs']}", f"ac-{params['ac']}"], params)
 
     def evaluator(self) -> TuningEvaluator:
-        found = TorchTitanEvaluator(n_gpus=self._space.job.num_gpus)
-        found.step_tokens = self._step_tokens
-        return found
+        def step_tokens() -> int | None:
+            job = self._space.job  # as the baseline has shown it by then
+            return job.global_batch * job.seq_len if job.is_known else None
 
-    def _step_tokens(self) -> int | None:
-        job = self._space.job
-        return job.global_batch * job.seq_len if job.is_known else None
+        found = TorchTitanEvaluator(n_gpus=self._space.job.num_gpus)
+        found.step_tokens = step_tokens
+        return found
 
     def notes(self, command: str) -> list[str]:
         return [*job_notes(self._space, self._given.steps), *self._plan_notes(), *self._lever_notes(command)]
@@ -166,8 +165,9 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         if not job.is_known:
             raise UsageError("the settings are seen when your own command runs", hint="run the baseline")
         framework = titan_framework(job.compiles, job.num_gpus == 1)
+        precision = "fp32" if job.own(PRECISION) == "float32" else "bf16"
         return PlanSubject(
             model=model,
             cluster=seen_cluster(self._given.cluster, job.num_gpus, self._given.topology, job.gpu),
-            job=JobSpec(seq_len=job.seq_len, framework=load_framework(framework), precision=job.precision),
+            job=JobSpec(seq_len=job.seq_len, framework=load_framework(framework), precision=precision),
         )

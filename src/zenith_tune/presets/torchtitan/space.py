@@ -23,6 +23,7 @@ from zenith_tune.layouts.rules import (
 )
 from zenith_tune.presets.arguments import DEFAULT, chosen_axes
 from zenith_tune.presets.framework_preset import AxisSpace
+from zenith_tune.presets.levers import set_levers
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, CUDA_GRAPHS_OFF
 from zenith_tune.presets.torchtitan.job import (
     EXPERT_TENSOR,
@@ -34,23 +35,17 @@ from zenith_tune.presets.torchtitan.job import (
     SIZES,
     TitanJob,
 )
-from zenith_tune.presets.torchtitan.levers import lever_settings
+from zenith_tune.presets.torchtitan.levers import LEVERS
 from zenith_tune.study.parameters import Params, Value
 
 AXES = ("tp", "pp", "schedule", "cp", "ep", "shard", "mbs", "ac")
 LONG_SEQUENCE = 16_384
 """Tokens from which on context parallelism is searched without being asked for."""
-ONE_STAGE, TWO_STAGES = ("1F1B", "GPipe"), "Interleaved1F1B"
+ONE_STAGE = ("1F1B", "GPipe")
 """Schedules with one stage of a pipeline on each rank; all others have two."""
 FSDP, KEPT, DDP = "fsdp", "fsdp-kept", "ddp"
 """How weights are held: sharded, sharded and kept from forward to backward, or whole on each rank."""
 POLICIES = {FSDP: "default", KEPT: "never"}
-RECOMPUTATIONS = ("none", "selective", "full")
-
-
-def _sequence_cuts(at: Any) -> Any:
-    """Return what a sequence is cut into: each context rank takes a piece from both of its ends."""
-    return at.tp * (1 + (at.cp > 1) * (2 * at.cp - 1))
 
 
 RULES: tuple[LayoutRule, ...] = (
@@ -63,7 +58,8 @@ RULES: tuple[LayoutRule, ...] = (
     rule_of(
         "sequence",
         "seq_len must be divisible by tp, and by 2*cp with context parallelism",
-        lambda facts, at: facts.seq_len % _sequence_cuts(at) == 0,
+        # Each context rank takes a piece from both ends.
+        lambda facts, at: facts.seq_len % (at.tp * (1 + (at.cp > 1) * (2 * at.cp - 1))) == 0,
         lambda facts, at: f"got {facts.seq_len} with tp {at.tp} and cp {at.cp}",
         asks="seq_len",
     ),
@@ -155,7 +151,7 @@ class TitanSpace(AxisSpace):
             pp=pp,
             cp=int(params["cp"]),
             ep=int(params["ep"]),
-            vp=1 if pp == 1 else stages_per_rank(str(params["schedule"])),
+            vp=1 if pp == 1 or params["schedule"] in ONE_STAGE else 2,
             micro_batch=int(params["mbs"]),
             global_batch=self.job.global_batch,
             zero=_zero(str(params["shard"]), pp),
@@ -179,7 +175,9 @@ class TitanSpace(AxisSpace):
         }
         if dialect.has_cuda_graphs and (layout.pp > 1 or layout.ep > 1):
             found[CUDA_GRAPHS_OFF] = True
-        return found | lever_settings(self.job, layout, self.levers_of(params))
+        for lever in set_levers(LEVERS, self.levers_of(params)):
+            found |= lever.sets(self.job, layout)
+        return found
 
     def _batch(self, layout: Layout) -> dict[str, Value]:
         """Return the batch, which stays what it is: with a pipeline, all of a rank's micro-batches are one pass."""
@@ -200,21 +198,12 @@ class TitanSpace(AxisSpace):
     def written(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return what is written for a point: what the command has as options, and what is not so anyway."""
         job, is_known = self.job, self.job.is_known
+        # -1 is for all ranks that are left, which is what a point means.
         return {
             name: value
             for name, value in self.settings(params).items()
-            if name in job.options or not (is_known and self._is_so(name, value))
+            if name in job.options or not is_known or job.own(name) not in ((value, -1) if name == SHARD else (value,))
         }
-
-    def _is_so(self, name: str, value: Value) -> bool:
-        own = self.job.own(name)
-        is_rest = name == SHARD and own == -1  # all ranks that are left, which is what a point means
-        return is_rest or bool(own == value)
-
-
-def stages_per_rank(schedule: str) -> int:
-    """Return how many stages of a pipeline a rank has."""
-    return 1 if schedule in ONE_STAGE else 2
 
 
 def _zero(shard: str, pp: int) -> int:
@@ -247,7 +236,7 @@ def _facts(job: TitanJob, model: ModelSpec | None) -> JobFacts:
 
 def _choices(job: TitanJob, facts: JobFacts, mbs_max: int) -> dict[str, tuple[Value, tuple[Value, ...]]]:
     """Return of each axis what the job has, and all that may be tried."""
-    num_gpus, own = job.num_gpus, job.micro_batch
+    num_gpus = job.num_gpus
     found: dict[str, tuple[Value, tuple[Value, ...]]] = {}
     for name in SIZES:
         sizes = [size for size in divisors(num_gpus) if _goes_alone(name, size, num_gpus, facts)]
@@ -255,11 +244,12 @@ def _choices(job: TitanJob, facts: JobFacts, mbs_max: int) -> dict[str, tuple[Va
         # A model that is not known has experts only where the job itself cuts them.
         is_unknown = name == "ep" and facts.num_experts is None and job.size("ep") == 1
         found[name] = (job.size(name), () if is_fixed or is_unknown else tuple(sizes))
-    schedule, own_shard = str(job.own(SCHEDULE)), _own_shard(job)
-    found["schedule"] = (schedule, () if num_gpus == 1 or job.splits_itself else (ONE_STAGE[0], TWO_STAGES))
+    own_shard = DDP if job.is_unsharded else KEPT if job.own(RESHARD) == POLICIES[KEPT] else FSDP
+    has_schedules = num_gpus > 1 and not job.splits_itself
+    found["schedule"] = (str(job.own(SCHEDULE)), ("1F1B", "Interleaved1F1B") if has_schedules else ())
     found["shard"] = (own_shard, () if num_gpus == 1 else (FSDP, KEPT, *(() if job.replicas > 1 else (DDP,))))
-    found["mbs"] = (own, tuple(size for size in divisors(job.global_batch) if size <= mbs_max))
-    found["ac"] = (str(job.own(AC_MODE)), RECOMPUTATIONS)
+    found["mbs"] = (job.micro_batch, tuple(size for size in divisors(job.global_batch) if size <= mbs_max))
+    found["ac"] = (str(job.own(AC_MODE)), ("none", "selective", "full"))
     return {name: found[name] for name in AXES}
 
 
@@ -267,9 +257,3 @@ def _goes_alone(name: str, size: int, num_gpus: int, facts: JobFacts) -> bool:
     sizes: dict[str, Any] = {name: size}
     layout = Layout(num_gpus=num_gpus, global_batch=num_gpus * num_gpus, **sizes)
     return first_reason(RULES, facts, layout) is None
-
-
-def _own_shard(job: TitanJob) -> str:
-    if job.is_unsharded:
-        return DDP
-    return KEPT if job.own(RESHARD) == POLICIES[KEPT] else FSDP

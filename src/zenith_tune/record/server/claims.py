@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from zenith_tune.errors import TrialExhausted
 from zenith_tune.record.storage import clear_errors
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
     from sqlalchemy import Connection, Engine
-
-
-_STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from behind the name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +70,7 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+_STATE, _START_TICKS = 0, 19  # fields of /proc/PID/stat, counted from behind the name
 T = TypeVar("T")
 
 _SHOW = """insert into zenithtune_tuners (tuner, study_id, host, machine, pid, start_ticks, seen)
@@ -85,20 +83,17 @@ where c.study_id = :study and not c.is_over and c.tuner <> :tuner"""
 _FORGET = "delete from zenithtune_tuners where study_id = :study and seen < now() - interval '1 day'"
 _INSERT = """insert into zenithtune_claims (study_id, run, claim, tuner, is_baseline)
 values (:study, :run, :claim, :tuner, :is_baseline)"""
-_TAKE_OVER = "update zenithtune_claims set tuner = :tuner"
 _TURN = 0x7A74
 """The kind of the lock under which the claims of a study are counted."""
 _ONE = "where study_id = :study and run = :run"
 _MINE = f"{_ONE} and tuner = :tuner and not is_over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenClaim:
+class OpenClaim(NamedTuple):
     """A claim whose trial has not ended, of a tuner that is gone."""
 
     run: str
     claim: str
-    host: str
 
 
 def run_key(run: RunKey) -> str:
@@ -146,7 +141,8 @@ class Claims:
                 found = self._execute(connection, f"select claim from zenithtune_claims {_ONE}", {"run": run}).first()
                 if found is not None:
                     return bool(found.claim == claim)  # by a try that broke off
-                if limit is not None and self._num_claimed(connection) >= limit:
+                count = "select count(*) from zenithtune_claims where study_id = :study and not is_baseline"
+                if limit is not None and self._execute(connection, count).scalar() >= limit:
                     raise TrialExhausted(f"the budget of {limit} trials is spent")
                 values = {"run": run, "claim": claim, "is_baseline": is_baseline}
                 self._execute(connection, _INSERT, values)
@@ -188,23 +184,19 @@ class Claims:
             tuner = TunerIdentity(host=row.host, machine=row.machine, pid=row.pid, start_ticks=row.start_ticks)
             is_gone = row.machine is None or tuner.is_gone() or (stale_s is not None and row.is_stale)
             if is_gone and self._take_over(row.run, row.tuner):
-                adopted.append(OpenClaim(run=row.run, claim=row.claim, host=row.host or "an unknown host"))
+                adopted.append(OpenClaim(row.run, row.claim))
         return adopted
 
     def _take_over(self, run: str, tuner: str) -> bool:
         def swap() -> bool:
             with self._engine.begin() as connection:
-                values = {"run": run, "dead": tuner}
-                self._execute(connection, f"{_TAKE_OVER} {_ONE} and tuner = :dead and not is_over", values)
+                values, take_over = {"run": run, "dead": tuner}, "update zenithtune_claims set tuner = :tuner"
+                self._execute(connection, f"{take_over} {_ONE} and tuner = :dead and not is_over", values)
                 self._execute(connection, "delete from zenithtune_tuners where tuner = :dead", values)
                 row = self._execute(connection, f"select tuner from zenithtune_claims {_ONE}", {"run": run}).first()
                 return row is not None and row.tuner == self.tuner
 
         return self._call(swap)
-
-    def _num_claimed(self, connection: Connection) -> int:
-        sql = "select count(*) from zenithtune_claims where study_id = :study and not is_baseline"
-        return int(self._execute(connection, sql).scalar() or 0)
 
     def _rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
         def read() -> list[Any]:

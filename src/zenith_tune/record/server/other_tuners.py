@@ -167,7 +167,9 @@ class OtherTuners:
         with self._looking:
             for trial in self._record.finished(besides=self._seen):
                 self._seen.add(trial.number)
-                self._take(trial)
+                if trial.outcome is not Outcome.CANCELLED:
+                    self._take_in(trial)
+                    self._results[run_key(trial.key)] = trial
 
     def catch_up_if_possible(self) -> None:
         """Take in what the others have finished, unless the server is away: then what is known must do."""
@@ -182,12 +184,6 @@ class OtherTuners:
         self._heartbeat.close()
         with contextlib.suppress(Exception):  # a server that is away: the others will notice by themselves
             self._claims.leave()
-
-    def _take(self, trial: Trial) -> None:
-        if trial.outcome is Outcome.CANCELLED:
-            return
-        self._take_in(trial)
-        self._results[run_key(trial.key)] = trial
 
     def _follow(self, run: str) -> None:
         self._handed_over.add(run)

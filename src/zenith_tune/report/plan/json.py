@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from zenith_tune import __version__
-from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.planner.explanation import Explanation, Step
-from zenith_tune.planner.plan import NearMiss, Plan, PlannedLayout
+from zenith_tune.planner.explanation import Explanation
+from zenith_tune.planner.plan import Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.what_if import WhatIf
-from zenith_tune.report.trial_digest import best_layout_object
+from zenith_tune.report.trial_digest import best_layout_object, finite
 from zenith_tune.study.files import Json
 
 if TYPE_CHECKING:
@@ -29,19 +27,35 @@ def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
         "num_considered": plan.num_considered,
         "num_fitting": plan.num_fitting,
         "num_not_fitting": plan.num_not_fitting,
-        "dropped": [_cut(cut) for cut in plan.cuts],
+        "dropped": [
+            {"rule": cut.rule, "law": cut.problem, "count": cut.count, "of": cut.what, "example": cut.example}
+            for cut in plan.cuts
+        ],
         "left_out": list(plan.left_out),
         "enough_gpus": enough_gpus,
         "best": [planned_object(planned) for planned in plan.best],
         "assumptions": list(plan.assumptions),
         "num_tied": plan.num_tied,
         "tied_within": plan.tied_within,
-        "near_misses": [_near_miss(miss) for miss in plan.near_misses],
+        "near_misses": [
+            {
+                "obstacle": str(miss.obstacle),
+                "gain": finite(miss.gain),
+                "reason": miss.reason,
+                "hint": miss.hint,
+                **planned_object(miss.planned),
+            }
+            for miss in plan.near_misses
+        ],
     }
 
 
 def planned_object(planned: PlannedLayout) -> Json:
     """Return a layout and its estimate as a plain object."""
+    imbalanced: Json = {}
+    if planned.balanced_bytes is not None:
+        loads = {"busiest_over_mean": planned.busiest_load, "memory_bytes": planned.memory_bytes}
+        imbalanced["imbalanced_routing"] = {**loads, "balanced_memory_bytes": planned.balanced_bytes}
     return {
         "name": planned.name,
         "layout": layout_object(planned.layout),
@@ -55,18 +69,11 @@ def planned_object(planned: PlannedLayout) -> Json:
         "time_parts_s": planned.time_parts,
         "memory_bytes": planned.memory_bytes,
         "memory_interval_90_bytes": list(planned.memory_interval_bytes),
-        **_imbalanced(planned),
+        **imbalanced,
         "headroom_bytes": planned.headroom_bytes,
         "oom_probability": planned.oom_probability,
         "memory_parts_bytes": planned.memory_parts,
     }
-
-
-def _imbalanced(planned: PlannedLayout) -> Json:
-    if planned.balanced_bytes is None:
-        return {}
-    loads = {"busiest_over_mean": planned.busiest_load, "memory_bytes": planned.memory_bytes}
-    return {"imbalanced_routing": {**loads, "balanced_memory_bytes": planned.balanced_bytes}}
 
 
 def layout_object(layout: Layout) -> Json:
@@ -83,12 +90,16 @@ def explanation_object(explanation: Explanation) -> Json:
         "verdict": explanation.verdict,
         "estimate": planned_object(explanation.planned) if explanation.planned else None,
         "stages": [{"stage": stage.stage, "memory_parts_bytes": stage.parts} for stage in explanation.stages],
-        "better": [{**_step(step), **planned_object(step.planned)} for step in explanation.steps],
+        "better": [
+            {
+                "change": step.change,
+                "gain": finite(step.gain),
+                "saved_bytes": step.saved_bytes,
+                **planned_object(step.planned),
+            }
+            for step in explanation.steps
+        ],
     }
-
-
-def _step(step: Step) -> Json:
-    return {"change": step.change, "gain": _finite(step.gain), "saved_bytes": step.saved_bytes}
 
 
 def what_if_object(what_if: WhatIf) -> Json:
@@ -113,26 +124,11 @@ def _situation(plan: Plan) -> Json:
     }
 
 
-def _cut(cut: Cut) -> Json:
-    return {"rule": cut.rule, "law": cut.problem, "count": cut.count, "of": cut.what, "example": cut.example}
-
-
-def _near_miss(miss: NearMiss) -> Json:
-    why = {"obstacle": str(miss.obstacle), "gain": _finite(miss.gain), "reason": miss.reason, "hint": miss.hint}
-    return {**why, **planned_object(miss.planned)}
-
-
-def _finite(number: float) -> float | None:
-    """Return a number, or None for one that JSON has no spelling for."""
-    return number if math.isfinite(number) else None
-
-
 def plan_digest(
     planner: Planner, plan: Plan, enough_gpus: int | None, *, emission: Emission | None = None, form: str = ""
 ) -> Json:
     """Return a plan with its best layout in full."""
     best = plan.best[0] if plan.best else None
-    emitted = {"format": form, **asdict(emission)} if emission else None
     return {
         "kind": "plan",
         "made_by": f"zenithtune {__version__}",
@@ -142,5 +138,5 @@ def plan_digest(
         **plan_object(plan, enough_gpus),
         "capacity_bytes": float(plan.cluster.gpu.memory_bytes),
         "best_layout": best_layout_object(planner, best) if best else None,
-        "emitted": emitted,
+        "emitted": {"format": form, **asdict(emission)} if emission else None,
     }

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -24,11 +25,12 @@ MAX_STAGES = 6
 LEAST_SHARE = 0.0005
 """Parts of a step below this would show as 0.0%."""
 LOW_RISK, HIGH_RISK = 0.05, 0.2
+_STYLE: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 1, 0, 0), "header_style": "bold"}
 
 
 def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -> Table:
     """Return layouts as a table, in their order."""
-    table = _table()
+    table = Table(**_STYLE)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("layout", min_width=24)
     for name in (*(["GPUs"] if show_gpus else []), "step", "tok/s/GPU", "MFU", "GiB (left)", "OOM"):
@@ -43,10 +45,7 @@ def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -
 
 def time_table(planned: PlannedLayout) -> Table:
     """Return where the time of a step goes, the largest part first."""
-    table = _table()
-    table.add_column("step time", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
+    table = _table("step time", "", "share")
     for name, seconds in sorted(planned.time_parts.items(), key=lambda part: -part[1]):
         if seconds / planned.step_s >= LEAST_SHARE:
             table.add_row(CAUSES.get(name, name), format_seconds(seconds), f"{seconds / planned.step_s:.1%}")
@@ -56,12 +55,13 @@ def time_table(planned: PlannedLayout) -> Table:
 
 def stage_table(stages: tuple[StageMemory, ...]) -> Table:
     """Return the memory of each pipeline stage by cause, in GiB; of a long pipeline, its ends and its fullest."""
-    shown = _chosen(stages)
+    shown = stages
+    if len(stages) > MAX_STAGES:
+        fullest = max(stages, key=lambda stage: stage.total_bytes).stage
+        chosen = {0, 1, 2, len(stages) - 2, len(stages) - 1, fullest}
+        shown = tuple(stage for stage in stages if stage.stage in chosen)
     names = [name for name in stages[0].parts if any(stage.parts[name] > 0 for stage in stages)]
-    table = _table()
-    table.add_column("memory", no_wrap=True)
-    for stage in shown:
-        table.add_column(f"stage {stage.stage}", justify="right", no_wrap=True)
+    table = _table("memory", *(f"stage {stage.stage}" for stage in shown))
     for name in names:
         table.add_row(name, *(format_bytes(stage.parts[name]) for stage in shown))
     table.add_row("all", *(format_bytes(stage.total_bytes) for stage in shown), style="bold")
@@ -70,9 +70,7 @@ def stage_table(stages: tuple[StageMemory, ...]) -> Table:
 
 def memory_table(planned: PlannedLayout) -> Table:
     """Return the memory of the fullest stage by cause."""
-    table = _table()
-    table.add_column("memory", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+    table = _table("memory", "")
     for name, size in planned.memory_parts.items():
         if size > 0:
             table.add_row(name, format_bytes(size))
@@ -80,33 +78,25 @@ def memory_table(planned: PlannedLayout) -> Table:
     return table
 
 
-def risk_style(probability: float) -> str:
-    """Return the colour for a probability of running out of memory."""
-    if probability < LOW_RISK:
-        return "green"
-    return "yellow" if probability < HIGH_RISK else "red"
-
-
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+def _table(first: str, *others: str) -> Table:
+    """Return a table of names on the left and figures on the right."""
+    table = Table(**_STYLE)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def _cells(planned: PlannedLayout) -> list[Text]:
+    risk = planned.oom_probability
     return [
         Text(format_seconds(planned.step_s)),
         Text(f"{planned.tokens_per_s_per_gpu:,.0f}"),
         Text(f"{planned.mfu:.1%}"),
         Text(f"{planned.memory_bytes / GIB:.1f} ({planned.headroom_bytes / GIB:.1f})"),
-        Text(f"{planned.oom_probability:.0%}", style=risk_style(planned.oom_probability)),
+        Text(f"{risk:.0%}", style="green" if risk < LOW_RISK else "yellow" if risk < HIGH_RISK else "red"),
         Text(planned.bound),
     ]
-
-
-def _chosen(stages: tuple[StageMemory, ...]) -> list[StageMemory]:
-    if len(stages) <= MAX_STAGES:
-        return list(stages)
-    fullest = max(stages, key=lambda stage: stage.total_bytes).stage
-    return [stage for stage in stages if stage.stage in {0, 1, 2, len(stages) - 2, len(stages) - 1, fullest}]
 
 
 MAX_WIDTH = 100
@@ -117,8 +107,7 @@ MAX_PROBLEMS = 8
 class PlanReport:
     """Print plans, explanations and comparisons."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        console = console or Console(highlight=False)
+    def __init__(self, console: Console) -> None:
         self._console = console if console.is_terminal else Console(file=console.file, width=MAX_WIDTH)
         self._width = min(self._console.width, MAX_WIDTH)
 
@@ -154,13 +143,6 @@ class PlanReport:
         self._breakdown(planned, explanation.stages)
         self._steps(explanation)
 
-    def more(self, points: list[PlannedLayout] | None, what_if: WhatIf | None) -> None:
-        """Print what was asked for besides the plan."""
-        if points is not None:
-            self.pareto(points)
-        if what_if is not None:
-            self.what_if(what_if)
-
     def pareto(self, points: list[PlannedLayout]) -> None:
         """Print the layouts that no other beats in time, memory and GPUs together."""
         self._console.print()
@@ -193,10 +175,8 @@ class PlanReport:
         self._say(f"{planned.name}: 90% of such runs take {step} a step and {memory}")
         if planned.balanced_bytes is not None:
             needs = f"it needs {format_bytes(planned.memory_bytes)}, and {format_bytes(planned.balanced_bytes)}"
-            busiest = (
-                f"the busiest expert-parallel rank of a layer has {planned.busiest_load:.2f} times the mean tokens"
-            )
-            self._say(f"{busiest}: {needs} with balanced routing")
+            load = f"{planned.busiest_load:.2f} times the mean tokens"
+            self._say(f"the busiest expert-parallel rank of a layer has {load}: {needs} with balanced routing")
         self._show(time_table(planned))
         self._console.print()
         self._show(stage_table(stages) if len(stages) > 1 else memory_table(planned))
@@ -274,14 +254,12 @@ def write_emission(emission: Emission, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise UsageError(
-                f"--output: {path} is a link or no file, and is not written to", hint="give another folder"
-            )
+            problem = f"--output: {path} is a link or no file, and is not written to"
+            raise UsageError(problem, hint="give another folder")
         write_output(path, emission.text)
     except OSError as error:
-        raise UsageError(
-            f"--output {folder} cannot be written ({error.strerror})", hint="give another folder"
-        ) from None
+        problem = f"--output {folder} cannot be written ({error.strerror})"
+        raise UsageError(problem, hint="give another folder") from None
     if path.suffix == ".sh":
         path.chmod(path.stat().st_mode | 0o111)
 

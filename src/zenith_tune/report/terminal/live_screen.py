@@ -34,9 +34,9 @@ class ScreenRow:
 
     cells: Sequence[str]
     """One for each of NAMES."""
-    style: str = ""
+    style: str
     """The style of the state."""
-    rest: str = ""
+    rest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,6 @@ class Shape:
     def indent(self) -> int:
         """Where a line of its own begins: under the layout."""
         return self.widths[0] + len(self.gap)
-
-    def holds(self, row: ScreenRow) -> bool:
-        """Tell whether a row takes one line."""
-        return len(row.rest) <= self.room
 
 
 def shape_of(rows: Sequence[ScreenRow], width: int) -> Shape:
@@ -73,17 +69,12 @@ def shape_of(rows: Sequence[ScreenRow], width: int) -> Shape:
     return Shape(tuple(widths), max(-over - gap, 0), " " * gap)
 
 
-def head_line(shape: Shape) -> Text:
-    """Return the names of the columns."""
-    return _cells(NAMES, shape, "bold")
-
-
 def row_lines(row: ScreenRow, shape: Shape, width: int) -> list[Text]:
     """Return a trial: its cells, then what is to say of it, behind them where it fits and else below."""
     first = _cells(row.cells, shape, "", row.style)
     label, most = row.cells[1], shape.widths[1]
     parts = [label] if len(label) > most else []
-    if row.rest and shape.holds(row) and not parts:
+    if row.rest and len(row.rest) <= shape.room and not parts:
         return [first.append(f"{shape.gap}{row.rest}")]
     parts += [row.rest] if row.rest else []
     below = textwrap.wrap(": ".join(parts), max(width - shape.indent, 20), max_lines=MAX_LINES, placeholder=" …")
@@ -115,30 +106,24 @@ class LiveScreen:
         self._recent: list[tuple[Trial, str]] = []
 
     def begin(self, study: Study, pace: StudyPace, first_state: str = FIRST_STATE) -> None:
-        """Take in the study, what bounds it, and how each trial begins."""
         self._first_state, self._pace, self._study = first_state, pace, study
 
     def start(self, number: int, label: str, why: str = "") -> None:
-        """Take in a trial that starts."""
         self._running[number] = _Running(label=label, why=why, state=self._first_state)
 
     def state(self, number: int, state: str) -> None:
-        """Take in what a trial waits for, or where it runs."""
         if (running := self._running.get(number)) is not None:
             running.state = state
 
     def progress(self, number: int, num_iterations: int, value: float | None) -> None:
-        """Take in how far a trial is."""
         if (running := self._running.get(number)) is not None:
             running.num_iterations, running.value = num_iterations, value
 
     def memory(self, number: int, peak_memory_bytes: int) -> None:
-        """Take in how much memory a trial has taken at most."""
         if (running := self._running.get(number)) is not None:
             running.peak_memory_bytes = peak_memory_bytes
 
     def finish(self, trial: Trial, label: str) -> None:
-        """Take in a trial that ended."""
         self._running.pop(trial.number, None)
         self._recent = [*self._recent, (trial, label)][-_ROWS:]
 
@@ -155,8 +140,11 @@ class LiveScreen:
         return ", ".join([*parts, *self._pace.describe(self._study)]) or "no value yet"
 
     def draw(self) -> DrawnTrials:
-        """Return the screen."""
-        ended = [_ended_row(trial, label) for trial, label in list(self._recent)]
+        ended = []
+        for trial, label in list(self._recent):
+            rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
+            cells = TrialRow.of_trial(trial, label).cells(*NAMES)
+            ended.append(ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest))
         running = [running.row(number) for number, running in list(self._running.items())]
         bar = self._pace.bar(self._study) if self._study is not None else ""
         return DrawnTrials(ended, running, f"{bar} {self.status()}".strip())
@@ -186,7 +174,7 @@ class DrawnTrials:
                 break
             room -= len(lines)
             above = [*lines, *above]
-        for line in (head_line(shape), *above, *below):
+        for line in (_cells(NAMES, shape, "bold"), *above, *below):
             line.no_wrap, line.overflow = True, "ellipsis"
             yield line
         yield Text(self.status, style="bold", overflow="fold")
@@ -205,7 +193,6 @@ class _Running:
     start: float = field(default_factory=time.monotonic)
 
     def row(self, number: int) -> ScreenRow:
-        """Return its row."""
         row = TrialRow(
             number=number,
             label=self.label,
@@ -217,9 +204,3 @@ class _Running:
             duration_s=time.monotonic() - self.start,
         )
         return ScreenRow(cells=row.cells(*NAMES), style="cyan", rest=self.why)
-
-
-def _ended_row(trial: Trial, label: str) -> ScreenRow:
-    rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
-    cells = TrialRow.of_trial(trial, label).cells(*NAMES)
-    return ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest)

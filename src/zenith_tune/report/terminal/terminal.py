@@ -13,14 +13,7 @@ from rich.text import Text
 from zenith_tune.record.export import batch_note
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
-from zenith_tune.report.terminal.trial_table import (
-    LABEL,
-    MAX_ROWS,
-    early_lines,
-    failure_lines,
-    trial_line,
-    trial_table,
-)
+from zenith_tune.report.terminal.trial_table import LABEL, MAX_ROWS, early_lines, failure_lines, trial_line, trial_table
 from zenith_tune.report.trial_row import trial_name
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
@@ -72,9 +65,6 @@ def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: b
         yield " " * INDENT + last
 
 
-_REFRESH_PER_S = 4
-
-
 class TerminalReporter(StudyListener):
     """Print what happens, live if the console is a terminal."""
 
@@ -100,12 +90,8 @@ class TerminalReporter(StudyListener):
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
         if self._console.is_terminal and self._wants_live:
             # It gives way to the final table, so that nothing stands on the screen twice.
-            self._live = Live(
-                console=self._console,
-                refresh_per_second=_REFRESH_PER_S,
-                get_renderable=self._screen.draw,
-                transient=True,
-            )
+            draw = self._screen.draw
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=draw, transient=True)
             self._live.start()
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
@@ -151,7 +137,9 @@ class TerminalReporter(StudyListener):
         levers = lever_table(end.verdict.levers) if end.verdict is not None else None
         for table in (end.findings, levers):
             if table is not None and table.rows:
-                self._print_findings(table)
+                self._console.print()
+                for line in findings_lines(table, self._console.width):
+                    self._say(line)
         self._print_best(end)
         if end.verdict is not None:
             self._say(f"verdict: {end.verdict.sentence}")
@@ -166,7 +154,8 @@ class TerminalReporter(StudyListener):
             self._say(f"to continue, rerun with --resume --study-name {end.study_name}")
 
     def _print_rest(self, study: Study) -> None:
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(study.counts().items(), key=_ok_first))
+        ok_first = sorted(study.counts().items(), key=lambda item: (item[0] is not Outcome.OK, str(item[0])))
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in ok_first)
         extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
@@ -178,11 +167,6 @@ class TerminalReporter(StudyListener):
             names = ", ".join(str(trial.number) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
             self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
         for line in (*early_lines(study), *failure_lines(study)):
-            self._say(line)
-
-    def _print_findings(self, findings: Findings) -> None:
-        self._console.print()
-        for line in findings_lines(findings, self._console.width):
             self._say(line)
 
     def _print_best(self, end: StudyEnd) -> None:
@@ -234,7 +218,3 @@ class TerminalReporter(StudyListener):
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
         self._console.print(Text(line), soft_wrap=True)
-
-
-def _ok_first(item: tuple[Outcome, int]) -> tuple[bool, str]:
-    return item[0] is not Outcome.OK, str(item[0])

@@ -51,12 +51,6 @@ def early_lines(study: Study) -> list[str]:
     ]
 
 
-def shortened(cause: str | None) -> str:
-    """Return the beginning of a cause, for one line among many."""
-    cause = cause or ""
-    return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - 1] + "…"
-
-
 def _name(trial: Trial) -> str:
     return trial_name(trial.number, is_baseline=trial.is_baseline)
 
@@ -105,16 +99,15 @@ WHOLE, FRACTION = 7, 5
 
 def trial_line(trial: Trial, label: str, status: str) -> Text:
     """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
-    line = Text(f"trial {_name(trial):>4}  {_in_column(label)}  ")
+    line = Text(f"trial {_name(trial):>4}  {_cut(label, LABEL):<{LABEL}}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
-    parts = [_measured(trial) if trial.value is not None else f" {shortened(trial.cause)}"]
+    parts = [_measured(trial) if trial.value is not None else f" {_cut(trial.cause or '', _MAX_CAUSE)}"]
     parts += [label] if len(label) > LABEL and not trial.why else []  # the line of its start has it whole
     return line.append(f"{'  '.join(parts)}  [{status}]")
 
 
-def _in_column(label: str) -> str:
-    """Return a layout as wide as every other; of a long one the beginning."""
-    return f"{label:<{LABEL}}" if len(label) <= LABEL else label[: LABEL - 1] + "…"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _measured(trial: Trial) -> str:

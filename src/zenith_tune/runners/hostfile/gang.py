@@ -27,11 +27,6 @@ LOST_FILE = "lost.json"
 """In the trial's folder: which host failed, and how."""
 _AFTER_FAILURE_S = 10.0
 """How long the other hosts have to end by themselves, and to print why, when one of them failed."""
-_NOT_LOST = 254
-"""The code of a command that exits with 255 itself, with which ssh reports a lost host."""
-
-# Read from its input, because what stands in a command line is shown to everybody on that machine.
-_READ_AND_RUN = 'eval "$(cat)"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +89,9 @@ class HostGang:
         return failed
 
     def _start(self, rank: int, shell: HostShell) -> subprocess.Popen[bytes]:
-        argv = shell.argv(
-            ["/usr/bin/env", f"{MARK}={self._folder}", "/bin/sh", "-c", _READ_AND_RUN], str(self._ssh_log(rank))
-        )
+        # Read from its input, because what stands in a command line is shown to everybody on that machine.
+        read_and_run = ["/usr/bin/env", f"{MARK}={self._folder}", "/bin/sh", "-c", 'eval "$(cat)"']
+        argv = shell.argv(read_and_run, str(self._ssh_log(rank)))
         process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be gone already, as its end shows
@@ -115,7 +110,8 @@ class HostGang:
         argv = ["bash", "-o", "pipefail", "-c", command] if line.needs_shell else line.argv()
         folder = shlex.quote(str(Path.cwd()))
         missing = shlex.quote(f"zenithtune: {shell.name} has no folder {Path.cwd()}")
-        end = f"code=$?; [ $code = {LOST_CODE} ] && code={_NOT_LOST}; exit $code"
+        # A command that exits with 255 itself must not look like a host that ssh lost.
+        end = f"code=$?; [ $code = {LOST_CODE} ] && code=254; exit $code"
         go = f"cd {folder} || {{ echo {missing}; exit 1; }}"
         # The shell's own remark on a program that was ended is no part of the log.
         run = f"exec 3>&2 2>/dev/null\n{shlex.join(argv)} </dev/null 2>&3 3>&-"

@@ -18,7 +18,6 @@ from zenith_tune.study.resources import Resources
 LOST_CODE = 255
 """What ssh exits with when it cannot connect, or when the connection broke."""
 _CONNECT_S = 15
-_ASKED_AT_ONCE = 32
 # No master connection is shared: a trial that is ended would take those of others with it.
 _OPTIONS = {
     "BatchMode": "yes",
@@ -84,16 +83,13 @@ class HostShell:
 
 def end_marked_everywhere(shells: Sequence[HostShell], folder: str, grace_s: float) -> None:
     """End a trial's processes on all of its hosts at once."""
-    threads = [threading.Thread(target=shell.end_marked, args=(folder, grace_s)) for shell in shells]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(max_workers=max(len(shells), 1)) as ending:
+        list(ending.map(lambda shell: shell.end_marked(folder, grace_s), shells))
 
 
 def unreachable(shells: Sequence[HostShell]) -> dict[str, str]:
     """Return the hosts that do not answer, each with what ssh says of it."""
-    with ThreadPoolExecutor(max_workers=_ASKED_AT_ONCE) as asking:
+    with ThreadPoolExecutor(max_workers=32) as asking:
         reported = list(asking.map(HostShell.why_unreachable, shells))
     return {shell.name: why for shell, why in zip(shells, reported, strict=True) if why is not None}
 

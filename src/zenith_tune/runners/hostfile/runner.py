@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import shlex
 import socket
-from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,23 +17,23 @@ from zenith_tune.runners.hostfile.gang import LOST_FILE, GangOrder
 from zenith_tune.runners.hostfile.hosts import LOST_CODE, HostPool, HostShell, end_marked_everywhere, unreachable
 from zenith_tune.runners.launch.gang import deepspeed_command, gang_command, is_deepspeed
 from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.local.room import free_port
 from zenith_tune.runners.local.runner import LocalJob, LocalRunner
 from zenith_tune.study.files import TrialFolder, write_atomically, write_json
 from zenith_tune.study.resources import Resources
 
 _LOOK_S = 0.1
 """How often a job that waits for hosts looks whether the study was interrupted."""
-_PORTS = range(20_000, 32_000)
-"""Ports below those that Linux gives to whoever asks for any."""
 _DEEPSPEED_ENV = ".deepspeed_env"
 
 
 class HostfileJob(LocalJob):
     """A command that waits for its hosts or runs on them."""
 
-    def __init__(self, runner: LocalRunner, request: JobRequest, pool: HostPool, ssh: str) -> None:
-        self._pool = pool
-        self._ssh = ssh
+    runner: HostfileRunner
+
+    def __init__(self, runner: HostfileRunner, request: JobRequest) -> None:
+        self._pool = runner.pool
         self._hosts: list[str] = []
         super().__init__(runner, request)
 
@@ -61,19 +58,16 @@ class HostfileJob(LocalJob):
     def collect(self, end: End) -> JobResult:
         result = super().collect(end)
         grace_s = 0.0 if self.runner.in_a_hurry() else self.runner.grace_s
-        end_marked_everywhere(self._shells(self._hosts), str(self.files.path), grace_s)
-        lost = _lost(self.files.path) if result.exit_code == LOST_CODE else None
+        end_marked_everywhere(self.runner.shells(self._hosts), str(self.files.path), grace_s)
+        lost = self.files.read_json(self.files.path / LOST_FILE) if result.exit_code == LOST_CODE else {}
         self._pool.give_back(self._hosts, failed=[lost["host"]] if lost else [])
         for path in self.files.path.glob("ssh-*.txt"):
             if not path.stat().st_size:
                 path.unlink()
-        if lost is None:
+        if not lost:
             return replace(result, place=",".join(self._hosts))
         reason = f"host {lost['host']} was lost: {lost['why']}"
         return replace(result, end=End.LOST, exit_code=None, place=lost["host"], reason=reason)
-
-    def _shells(self, hosts: Sequence[str]) -> list[HostShell]:
-        return [HostShell(name=name, ssh=self._ssh) for name in hosts]
 
     def _begin(self) -> None:
         """Start on free hosts, if there are enough and it has not begun."""
@@ -92,16 +86,14 @@ class HostfileJob(LocalJob):
         self.request.on_state(f"running on {','.join(hosts)}")
 
     def _order(self, hosts: list[str]) -> GangOrder:
-        command, is_local = self.request.command, self._shells(hosts)[0].is_local
-        address, port = hosts[0], random.choice(_PORTS)
+        command, is_local = self.request.command, HostShell(name=hosts[0]).is_local
+        address, port = hosts[0], random.randrange(20_000, 32_000)  # below those that Linux gives to whoever asks
         if is_local:
             address = "127.0.0.1" if len(hosts) == 1 else socket.gethostname()
-            with closing(socket.socket()) as probe:
-                probe.bind(("", 0))
-                port = int(probe.getsockname()[1])
+            port = free_port("")
         if not is_deepspeed(command):
             command = gang_command(command, len(hosts), address, port)
-            return GangOrder(command=command, hosts=hosts, address=address, port=port, ssh=self._ssh)
+            return GangOrder(command=command, hosts=hosts, address=address, port=port, ssh=self.runner.ssh)
         options = {"--hostfile": str(self._write_deepspeed_files(hosts)), "--master_port": str(port)}
         flags = []
         if len(hosts) == 1 and is_local:
@@ -113,7 +105,7 @@ class HostfileJob(LocalJob):
             hosts=["localhost"],
             address=address,
             port=port,
-            ssh=self._ssh,
+            ssh=self.runner.ssh,
             variables={"DS_ENV_FILE": str(self.files.path / _DEEPSPEED_ENV)},
             reaches=hosts,
         )
@@ -126,14 +118,6 @@ class HostfileJob(LocalJob):
         mark = f"{MARK}={shlex.quote(str(folder))}\n"
         write_atomically(folder / _DEEPSPEED_ENV, _users_deepspeed_env() + mark, is_private=True)
         return folder / "hostfile"
-
-
-def _lost(folder: Path) -> dict[str, str] | None:
-    try:
-        reported = json.loads((folder / LOST_FILE).read_text(encoding="utf-8"))
-        return {"host": str(reported["host"]), "why": str(reported["why"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _users_deepspeed_env() -> str:
@@ -155,7 +139,14 @@ class HostfileRunner(LocalRunner):
 
     def __init__(self, *, hostfile: str, ssh: str = "ssh", grace_s: float = 5.0) -> None:
         check_seconds("hostfile", "grace_s", grace_s)
-        self.ssh = _checked_ssh(ssh)
+        try:
+            has_program = bool(shlex.split(ssh))
+        except ValueError:
+            has_program = False
+        if not has_program:
+            problem = f"hostfile: ssh must be a program with its options, but got {ssh[:80]!r}"
+            raise UsageError(problem, hint="give e.g. ssh=ssh")
+        self.ssh = ssh
         self.pool = HostPool(_hosts(hostfile))
         self._path = hostfile
         self._nodes = 1
@@ -205,7 +196,7 @@ class HostfileRunner(LocalRunner):
         return [where, *silent]
 
     def start(self, request: JobRequest) -> Job:
-        return HostfileJob(self, request, self.pool, self.ssh)
+        return HostfileJob(self, request)
 
     def shells(self, hosts: list[str]) -> list[HostShell]:
         """Return the shells of these hosts."""
@@ -213,29 +204,10 @@ class HostfileRunner(LocalRunner):
 
     def recover(self, folder: Path) -> JobResult | None:
         result = super().recover(folder)
-        end_marked_everywhere(self.shells(_hosts_left_in(folder)), str(folder), self.grace_s)
+        files = TrialFolder(folder)
+        hosts = files.read_json(files.job).get("hosts", [])
+        end_marked_everywhere(self.shells(hosts), str(folder), self.grace_s)
         return None if result is not None and result.exit_code == LOST_CODE else result
-
-
-def _hosts_left_in(folder: Path) -> list[str]:
-    """Return the hosts on which a trial was started."""
-    files = TrialFolder(folder)
-    try:
-        hosts = json.loads(files.read(files.job)).get("hosts", [])
-    except (ValueError, AttributeError):
-        return []
-    return hosts if isinstance(hosts, list) and all(isinstance(name, str) for name in hosts) else []
-
-
-def _checked_ssh(ssh: str) -> str:
-    try:
-        argv = shlex.split(ssh)
-    except ValueError:
-        argv = []
-    if not argv:
-        problem = f"hostfile: ssh must be a program with its options, but got {ssh[:80]!r}"
-        raise UsageError(problem, hint="give e.g. ssh=ssh")
-    return ssh
 
 
 def _hosts(path: str) -> dict[str, int]:

@@ -18,7 +18,6 @@ from zenith_tune.units import whole
 
 NODE_RANK = "ZENITHTUNE-NODE-RANK"
 """A stand-in for the number of the node in the command."""
-_NAMES_HOSTS = ("--include", "-i", "--exclude", "-e")
 
 
 class Meeting(NamedTuple):
@@ -64,11 +63,17 @@ def meeting_command(
     launcher: RankLauncher, command: str, meeting: Meeting, more: Mapping[str, str] | None = None
 ) -> str:
     """Return a torchrun or accelerate command that meets the other nodes so, and has further options."""
-    if launcher.kind == TORCHRUN:
-        return _torchrun(launcher, command, meeting)
-    names = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
-    options = {**dict(zip(names, meeting, strict=True)), **(more or {})}
-    return launcher.with_options(options, without=("--rdzv-backend", "--rdzv-conf"))
+    if launcher.kind != TORCHRUN:
+        names = ("--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port")
+        options = {**dict(zip(names, meeting, strict=True)), **(more or {})}
+        return launcher.with_options(options, without=("--rdzv-backend", "--rdzv-conf"))
+    if launcher.option("--standalone") is None:
+        names = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
+        return launcher.with_options(dict(zip(names, meeting, strict=True)), without=TORCH_MEETING)
+    if meeting.nodes == "1":
+        return command
+    problem = "torchrun --standalone keeps a job on one node"
+    raise UsageError(f"{problem}, but it is to run on {meeting.nodes}", hint="take --standalone out")
 
 
 def gang_environment(num_nodes: int, rank: int, address: str, port: int) -> dict[str, str]:
@@ -98,7 +103,7 @@ def deepspeed_command(
     launcher = ParsedCommand.of(command).launcher
     if launcher is None or launcher.kind != DEEPSPEED:
         raise UsageError("the command must start deepspeed, but it does not")
-    for name in _NAMES_HOSTS:
+    for name in ("--include", "-i", "--exclude", "-e"):
         if (hosts := launcher.option(name)) is not None:
             problem = (
                 f"a trial's hosts are given out by the runner, but the command names its own by {name} {hosts[:60]}"
@@ -144,16 +149,6 @@ def check_gang_command(command: str, num_nodes: int) -> None:
         deepspeed_command(command, {})
     else:
         gang_command(command, num_nodes, "", 0)
-
-
-def _torchrun(launcher: RankLauncher, command: str, meeting: Meeting) -> str:
-    if launcher.option("--standalone") is not None:
-        if meeting.nodes == "1":
-            return command
-        problem = "torchrun --standalone keeps a job on one node"
-        raise UsageError(f"{problem}, but it is to run on {meeting.nodes}", hint="take --standalone out")
-    names = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
-    return launcher.with_options(dict(zip(names, meeting, strict=True)), without=TORCH_MEETING)
 
 
 def most_gangs(rooms: Sequence[int], nodes: int) -> int:

@@ -18,7 +18,6 @@ DEEPSPEED_PLACE = (
     *("--launcher", "--launcher-args", "--force-multi"),
 )
 """Options by which DeepSpeed chooses GPUs itself, past CUDA_VISIBLE_DEVICES, or that exclude --include."""
-_BY_ID = re.compile(r"(?:GPU|MIG)-[\w-]*")
 
 
 def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
@@ -43,7 +42,7 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
         options["--master-port"] = port
     elif launcher.kind == DEEPSPEED:
         options = {"--master_port": port} if port else {}
-        if named := _BY_ID.search(gpus):
+        if named := re.search(r"(?:GPU|MIG)-[\w-]*", gpus):
             problem = f"DeepSpeed takes GPUs by their numbers, but CUDA_VISIBLE_DEVICES names {named[0]}"
             raise UsageError(problem, hint="name them by number, as nvidia-smi counts them")
         if gpus:

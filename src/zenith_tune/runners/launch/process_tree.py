@@ -17,9 +17,6 @@ MARK = "ZENITHTUNE_TRIAL_FOLDER"
 
 _POLL_S = 0.02  # only while ending a tree: a running trial is waited for, not polled
 _KILL_S = 10.0
-_LATE_S = 0.03
-"""How late the clock may be that files are dated by."""
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
@@ -58,14 +55,6 @@ class Process(NamedTuple):
         """Whether it has not ended."""
         return self.state not in "ZX"
 
-    def has_mark(self, mark: bytes) -> bool:
-        """Tell whether it began with this variable in its environment."""
-        try:
-            with open(f"/proc/{self.pid}/environ", "rb") as file:  # noqa: PTH123 - as above
-                return mark in file.read().split(b"\0")
-        except OSError:
-            return False
-
 
 def _all_processes() -> dict[int, Process]:
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - plain names are quicker
@@ -88,7 +77,8 @@ def leader_of(record: str) -> tuple[Process | None, bool]:
 def ticks_at(time_s: float) -> float:
     """Return a file's date, in seconds since 1970, in the clock ticks since boot that processes are dated by."""
     booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return (time_s - booted_s + _LATE_S) * os.sysconf("SC_CLK_TCK")
+    late_s = 0.03  # as late the clock may be that files are dated by
+    return (time_s - booted_s + late_s) * os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTree:
@@ -113,12 +103,19 @@ class ProcessTree:
         if process.start_ticks < self._since_ticks:
             return False
         is_of_leader = self._leader in (process.pid, process.group, process.session)
-        return (is_of_leader and process.start_ticks <= self._until_ticks) or process.has_mark(self._mark)
+        if is_of_leader and process.start_ticks <= self._until_ticks:
+            return True
+        try:
+            with open(f"/proc/{process.pid}/environ", "rb") as file:  # noqa: PTH123 - as above
+                return self._mark in file.read().split(b"\0")
+        except OSError:
+            return False
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of every descendant whose own parent dies, in place of the first process."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    set_child_subreaper = 36
+    ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def end_adopted(grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:

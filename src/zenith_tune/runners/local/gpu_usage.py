@@ -12,8 +12,6 @@ from zenith_tune.errors import UsageError
 
 INTERVAL_S = 2.0
 """Seconds between two looks: a trial must not feel them."""
-TIMEOUT_S = 5.0
-_QUERY = ("--query-gpu=index,utilization.gpu,power.draw", "--format=csv,noheader,nounits")
 UTILIZATION, POWER = "gpu_utilization", "gpu_power_w"
 """Names under `extra` of a trial: a share of the time, and the watts of one GPU."""
 
@@ -63,9 +61,10 @@ class GpuWatch:
         return usage_of(list(self._samples))
 
     def _look(self) -> None:
+        query = ("--query-gpu=index,utilization.gpu,power.draw", "--format=csv,noheader,nounits", *self._which)
         while not self._ended.wait(INTERVAL_S):
             try:
-                found = parse_samples(nvidia_smi(*_QUERY, *self._which, timeout_s=TIMEOUT_S))
+                found = parse_samples(nvidia_smi(*query, timeout_s=5.0))
             except (UsageError, OSError):
                 return  # a driver that does not answer now is not asked again and again
             if not self._ended.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -40,32 +39,11 @@ def gpu_sets(gpus: Sequence[str], num_per_set: int, topology: Topology | None = 
     return [tuple(gpus[gpu] for gpu in sorted(each)) for each in sorted(sets)]
 
 
-_TRIES = 100
-
-
-class Ports:
-    """Free ports, none handed to two trials."""
-
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
-        self._lock = threading.Lock()
-
-    def take(self) -> int:
-        """Return a port; it is the caller's until it is given back."""
-        with self._lock:
-            for _ in range(_TRIES):
-                with contextlib.closing(socket.socket()) as probe:
-                    probe.bind(("127.0.0.1", 0))
-                    port = int(probe.getsockname()[1])
-                if port not in self._taken:
-                    self._taken.add(port)
-                    return port
-        raise OSError("no free port was found")
-
-    def give_back(self, port: int) -> None:
-        """Take a port back."""
-        with self._lock:
-            self._taken.discard(port)
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 _TIMEOUT_S = 30.0
@@ -182,7 +160,8 @@ class LocalRoom:
     def __init__(self, sets: list[tuple[str, ...]], num_slots: int) -> None:
         self.num_slots = num_slots
         self._gpu_sets = SlotPool(sets) if sets else None
-        self._ports = Ports()
+        self._ports: set[int] = set()
+        self._taking_port = threading.Lock()
 
     @classmethod
     def of(cls, resources: Resources, parallel: int | None, environment: Mapping[str, str]) -> tuple[LocalRoom, str]:
@@ -224,11 +203,17 @@ class LocalRoom:
     def take(self) -> Slot:
         """Return a slot, waiting for one if need be."""
         gpus = self._gpu_sets.take() if self._gpu_sets is not None else ()
-        return Slot(gpus=gpus, port=self._ports.take() if self.num_slots > 1 else None)
+        return Slot(gpus=gpus, port=self._new_port() if self.num_slots > 1 else None)
+
+    def _new_port(self) -> int:
+        """Return a free port that no trial was given before."""
+        with self._taking_port:
+            while (port := free_port()) in self._ports:
+                pass
+            self._ports.add(port)
+            return port
 
     def give_back(self, slot: Slot) -> None:
         """Take a slot back."""
-        if slot.port is not None:
-            self._ports.give_back(slot.port)
         if self._gpu_sets is not None and slot.gpus:
             self._gpu_sets.give_back(slot.gpus)

@@ -41,7 +41,6 @@ umask "$private"
 printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
 exit "$code"
 """
-_MAX_EXIT_CODE = 255
 _MAX_POLL_S = 1.0
 """A signal that comes just before the main thread begins to wait does not wake it."""
 
@@ -91,16 +90,17 @@ class LocalRunner(Runner):
         leader, is_alive = leader_of(files.read(files.process))
         # Read before anything is ended: what is written while its processes are being ended says nothing of the run.
         code = files.read(files.exit_code).strip()
-        if leader is not None and is_alive:
-            tree = ProcessTree(folder, leader.pid)
-        elif leader is not None and files.exit_code.is_file():
+        if leader is None or is_alive:
+            tree = ProcessTree(folder, leader.pid if leader else None)
+        elif files.exit_code.is_file():
             # What it left in the background is still in its session.
             tree = ProcessTree(folder, leader.pid, until_ticks=ticks_at(files.exit_code.stat().st_mtime))
         else:
             tree = ProcessTree(folder, None)
         tree.end(self.grace_s)
-        is_code = code.isdecimal() and int(code) <= _MAX_EXIT_CODE
-        return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s()) if is_code else None
+        if not code.isdecimal():
+            return None
+        return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s())
 
     def close(self) -> None:
         if not self.is_closed:

@@ -22,7 +22,6 @@ _CONNECT_S = 10.0
 _ADDRESS = re.compile(
     r"auto|local|(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):([0-9]{1,5})|ray://[^\s:/]\S*|(?!ray:)[\w+.-]+://\S+"
 )
-_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,13 @@ class RayCluster:
         return {node.name: room for node in self.nodes() if node.is_alive and (room := _room(node, bundle))}
 
     def _connected(self) -> Any:
-        ray = _imported()
+        try:
+            import ray
+            from ray import cloudpickle
+        except ImportError:
+            raise UsageError("runner ray needs Ray: pip install 'zenith-tune[ray]'") from None
+        by_value: Any = cloudpickle.register_pickle_by_value
+        by_value(ray_worker)  # the nodes need not have this package
         if ray.is_initialized():
             return ray
         self._check_answers()
@@ -146,20 +151,9 @@ def check_address(address: str) -> None:
     ...     check_address(address)
     """
     match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[1] or 1) <= _MAX_PORT:
+    if match is None or not 0 < int(match[1] or 1) < 1 << 16:
         problem = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"
         raise UsageError(f"{problem}, but got {address[:80]!r}", hint="give e.g. --ray-address 10.0.0.7:6379")
-
-
-def _imported() -> Any:
-    try:
-        import ray
-        from ray import cloudpickle
-    except ImportError:
-        raise UsageError("runner ray needs Ray: pip install 'zenith-tune[ray]'") from None
-    by_value: Any = cloudpickle.register_pickle_by_value
-    by_value(ray_worker)  # the nodes need not have this package
-    return ray
 
 
 def named_nodes(rows: Sequence[Mapping[str, Any]]) -> list[RayNode]:

@@ -247,12 +247,8 @@ class RayGang:
         except NodeLostError as lost:
             return lost
         where = f" on {self.slots[rank].name}" if self.slots else ""
-        return GangLostError(f"Ray's worker{where} died: {_said(error)}")
-
-
-def _said(error: Exception) -> str:
-    """Return what Ray says of a worker's end, without the words around it that are always the same."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    details = [line.partition("Worker exit detail: ")[2] for line in lines if "Worker exit detail: " in line]
-    said = next(iter([*details, *lines]), type(error).__name__)
-    return said.partition(" Some common causes")[0].rstrip(".")[:200]
+        # Of what Ray says, without what is always the same.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        details = [line.partition("Worker exit detail: ")[2] for line in lines if "Worker exit detail: " in line]
+        why = (details or lines)[0].partition(" Some common causes")[0].rstrip(".")[:200]
+        return GangLostError(f"Ray's worker{where} died: {why}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import signal
 import threading
@@ -198,12 +197,11 @@ class RayRunner(Runner):
         # Ray ends a killed tuner's workers, and their guards the rest; what is on this machine is ended from here.
         ProcessTree(folder, None).end(self.grace_s)
         files = TrialFolder(folder)
-        try:
-            reported = json.loads(files.read(files.job))
-            code, duration_s = int(reported["exit_code"]), float(reported["duration_s"])
-            return JobResult(end=End.EXITED, exit_code=code, duration_s=duration_s, place=str(reported["place"]))
-        except (ValueError, KeyError, TypeError):
+        noted = files.read_json(files.job)
+        if "exit_code" not in noted:
             return None
+        code, duration_s = int(noted["exit_code"]), float(noted["duration_s"])
+        return JobResult(end=End.EXITED, exit_code=code, duration_s=duration_s, place=str(noted["place"]))
 
     def close(self) -> None:
         self.cluster.close()

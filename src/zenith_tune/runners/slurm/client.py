@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _HOSTS = re.compile(r"((?:[^,\[\]]|\[[^\]]*\])+)")
-_BRACKET = re.compile(r"\[([^\]]*)\]")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/&]*)=")
 _DURATION = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 
@@ -25,7 +24,7 @@ def hosts(text: str) -> list[str]:
 
 
 def _expanded(part: str) -> list[str]:
-    bracket = _BRACKET.search(part)
+    bracket = re.search(r"\[([^\]]*)\]", part)
     if bracket is None:
         return [part]
     numbers: list[str] = []
@@ -81,8 +80,6 @@ def megabytes(text: str) -> int | None:
     return int(int(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2].upper()])
 
 
-_SEPARATOR = "|"
-_FORMAT = _SEPARATOR.join(("%i", "%T", "%r", "%N", "%M", "%j"))
 _UNREACHABLE = (
     "Unable to contact slurm controller",
     "Connection refused",
@@ -167,8 +164,8 @@ class SlurmClient:
         return sorted((each for each in statuses if each.name.startswith(prefix)), key=lambda each: int(each.job_id))
 
     def _statuses(self, which: str) -> list[JobStatus]:
-        out = self._call(["squeue", "--noheader", "--states=all", which, f"--format={_FORMAT}"])
-        rows = [line.split(_SEPARATOR, 5) for line in out.splitlines()]
+        out = self._call(["squeue", "--noheader", "--states=all", which, "--format=%i|%T|%r|%N|%M|%j"])
+        rows = [line.split("|", 5) for line in out.splitlines()]
         return [
             JobStatus(
                 job_id=job_id, state=state, reason=reason, nodes=nodes, elapsed_s=duration_s(elapsed) or 0.0, name=name
@@ -180,15 +177,17 @@ class SlurmClient:
     def steps(self, job_id: str, name: str) -> list[str]:
         """Return the ids of a job's running steps of this name."""
         out = self._call(["squeue", "--noheader", "--steps", f"--jobs={job_id}", "--format=%i|%j"])
-        rows = [line.partition(_SEPARATOR) for line in out.splitlines()]
+        rows = [line.partition("|") for line in out.splitlines()]
         return [step_id.strip() for step_id, _, shown in rows if shown.strip() == name]
 
-    def job(self, job_id: str, *, details: bool = False) -> list[dict[str, str]]:
-        """Return all that is known of one job, with `details` in one record more for each of its groups of nodes."""
-        if details:
-            out = self._call(["scontrol", "--details", "show", "job", job_id])
-            return [fields(line) for line in out.splitlines() if line.strip()]
+    def job(self, job_id: str) -> list[dict[str, str]]:
+        """Return all that is known of one job."""
         return self._records("job", job_id)
+
+    def node_groups(self, job_id: str) -> list[dict[str, str]]:
+        """Return what a job has on each of its groups of nodes."""
+        lines = self._call(["scontrol", "--details", "show", "job", job_id]).splitlines()
+        return [each for each in map(fields, lines) if "CPU_IDs" in each and "Nodes" in each]
 
     def partitions(self) -> list[dict[str, str]]:
         """Return every partition."""

@@ -54,8 +54,7 @@ class SlurmJob(Job):
         found: JobStatus | None = None,
     ) -> None:
         """Submit a script with these options of sbatch; or follow the job that was `found`."""
-        self._client = client
-        self._watcher = watcher
+        self._client, self._watcher = client, watcher
         self._options, self._script = options, script
         self.job_id = found.job_id if found is not None else ""
         self._reported = describe_status(found) if found is not None else ""
@@ -192,7 +191,10 @@ class SlurmJob(Job):
         is_awaited = status.state in ("COMPLETED", "FAILED") and record.exit_code is None and self._ending is None
         if is_awaited and time.monotonic() - since < _RECORD_GRACE_S and self.files.path.is_dir():
             return
-        code = self._scheduler_code() if is_awaited else None
+        code = None
+        with contextlib.suppress(SlurmError):
+            if is_awaited and (shown := self._client.job(self.job_id)):
+                code = exit_code(shown[0].get("ExitCode", ""))
         if code and not record.has_begun:
             where, folder = ",".join(hosts(status.nodes)) or "its node", self.files.path
             self._append_to_log(f"error: job {self.job_id} ended before its script began: does {where} see {folder}?")
@@ -203,13 +205,6 @@ class SlurmJob(Job):
         if result.end is End.EXITED and result.reason:
             self._append_to_log(result.reason)
         self._settle(result)
-
-    def _scheduler_code(self) -> int | None:
-        try:
-            [shown] = self._client.job(self.job_id)
-        except (SlurmError, ValueError):
-            return None
-        return exit_code(shown.get("ExitCode", ""))
 
     def _failed_nodes(self, nodes: list[str]) -> list[str]:
         """Return which of its nodes failed, or all where Slurm does not say any more."""
@@ -240,7 +235,6 @@ class SlurmJob(Job):
 _TICK_S = 0.05
 """How often the trials' own record files are looked for, which costs the scheduler nothing."""
 _MIN_PAUSE_S = 0.3
-_GROWTH = 1.4
 
 
 class SlurmWatcher:
@@ -320,7 +314,10 @@ class SlurmWatcher:
     def _watch(self) -> None:
         pause_s, looked = _MIN_PAUSE_S, -math.inf
         while jobs := self._watched():
-            if self._heard_bell():
+            if select.select([self._bell_reader], [], [], _TICK_S)[0]:
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(self._bell_reader, 4096):
+                        pass
                 pause_s = _MIN_PAUSE_S
                 with self.changed:
                     self.changed.notify_all()
@@ -329,16 +326,8 @@ class SlurmWatcher:
                 pause_s, looked = _MIN_PAUSE_S, -math.inf
             if time.monotonic() - looked < min(pause_s, *(job.next_look_s() for job in jobs)):
                 continue
-            pause_s = _MIN_PAUSE_S if self._look_once(jobs) else min(pause_s * _GROWTH, self._max_pause_s)
+            pause_s = _MIN_PAUSE_S if self._look_once(jobs) else min(pause_s * 1.4, self._max_pause_s)
             looked = time.monotonic()
-
-    def _heard_bell(self) -> bool:
-        if not select.select([self._bell_reader], [], [], _TICK_S)[0]:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._bell_reader, 4096):
-                pass
-        return True
 
     def _look_once(self, jobs: list[SlurmJob]) -> bool:
         """Hand each job what the scheduler says; returns whether anything was new."""

@@ -18,8 +18,6 @@ _OWN = frozenset(
 )
 """Options that would take the trial away from the tuner, which gives them itself or must do without."""
 
-_HELD = frozenset({"--hold", "-H"})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRequest:
@@ -50,7 +48,7 @@ class SlurmRequest:
         for option in self.extra_options():
             name = option.partition("=")[0]
             problem = f"slurm: extra must not hold {name!r}"
-            if name in _HELD:
+            if name in ("--hold", "-H"):
                 raise UsageError(f"{problem}, with which no trial would start", hint="take it out")
             if name in _OWN or (option[:2] in _OWN and not option.startswith("--")):
                 raise UsageError(f"{problem}, which the tuner gives itself", hint="take it out")

@@ -36,7 +36,7 @@ from zenith_tune.runners.slurm.verdict import ENDED, SlurmRecord, describe_statu
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 
-_LAUNCHES = ("auto", *map(str, (Launch.ONCE, Launch.EACH_NODE)))
+_LAUNCHES = ("auto", str(Launch.ONCE), str(Launch.EACH_NODE))
 _SLOTS_PER_WAITING = 4
 """Slurm takes a second or more to start a job: of so many that run, one more waits to follow the next that ends."""
 _MAY_CHANGE = ("busy", "not available (down", "temporarily")

@@ -142,8 +142,6 @@ _SETUP = """  {{
 _SWEEP_NODES = """[ -n "$ending{is_swept}" ] || timeout --kill-after=2 {limit_s} srun --overlap --ntasks-per-node=1 \\
   --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" {end_marked} < /dev/null > /dev/null 2>&1 9>&-
 """
-_SWEEP_S = 20
-"""How long the nodes may take beyond the grace to be asked for what is left there."""
 # Only the command and what it starts carry the mark, on each node: srun must live to report how they ended.
 _EACH_NODE = """  export PET_MASTER_ADDR=$MASTER_ADDR PET_NNODES=$NNODES
   [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
@@ -197,7 +195,15 @@ class SlurmScript:
             cwd=shlex.quote(str(self.cwd)),
             setup=_SETUP.format(line=self.setup) if self.setup else "",
             launch=self._launch(),
-            sweep_nodes=self._sweep_nodes(self._end_marked(mark)) if self.num_nodes > 1 else "",
+            sweep_nodes=_SWEEP_NODES.format(
+                # Where the command ended well on each node, each has been swept already.
+                is_swept="${code##[1-9]*}" if self.launch is Launch.EACH_NODE else "",
+                # How long the nodes may take beyond the grace to be asked for what is left there.
+                limit_s=round(self.grace_s + 20),
+                end_marked=self._end_marked(mark),
+            )
+            if self.num_nodes > 1
+            else "",
         )
 
     def _attend(self, mark: str) -> str:
@@ -206,11 +212,6 @@ class SlurmScript:
     def _end_marked(self, mark: str, when: str = "") -> str:
         argv = ["env", "-u", MARK, "-u", _NODE_MARK, "/bin/sh", "-c", when + END_MARKED, "end-marked"]
         return f"{shlex.join(argv)} {mark} {end_arguments('', self.grace_s)[-1]}"
-
-    def _sweep_nodes(self, end_marked: str) -> str:
-        # Where the command ended well on each node, each has been swept already.
-        is_swept = "${code##[1-9]*}" if self.launch is Launch.EACH_NODE else ""
-        return _SWEEP_NODES.format(is_swept=is_swept, limit_s=round(self.grace_s + _SWEEP_S), end_marked=end_marked)
 
     def _launch(self) -> str:
         command = shlex.quote(self.command)

@@ -23,10 +23,7 @@ from zenith_tune.runners.slurm.submission import SlurmSubmission
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial_log import TrialLog
 
-_IDS = re.compile(r"[0-9]+(?:-[0-9]+)?")
 _GPUS = re.compile(r"gpu(?::[^:,()\s]+)?:([0-9]+)\(")
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""From here on are the steps of a batch script or of salloc's own shell, which hold nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +48,17 @@ class SlurmAllocation:
     @classmethod
     def read(cls, client: SlurmClient, job_id: str, environment: Mapping[str, str]) -> SlurmAllocation:
         """Ask Slurm what the allocation has, and the environment whether a step holds it."""
-        groups = [each for each in client.job(job_id, details=True) if "CPU_IDs" in each and "Nodes" in each]
+        groups = client.node_groups(job_id)
         names = tuple(name for each in groups for name in hosts(each["Nodes"]))
         if not names:
             problem = f"slurm: job {job_id}, which SLURM_JOB_ID names, has no nodes"
             raise UsageError(problem, hint="leave it, or give steps=false")
         memory = [int(each["Mem"]) for each in groups if each.get("Mem", "").isdecimal()]
         num_gpus = min(sum(map(int, _GPUS.findall(each.get("GRES", "")))) for each in groups)
-        held = _nodes_of_step_around(environment)
+        # The steps of a batch script or of salloc's own shell, which have the highest numbers, hold nothing.
+        step_id = environment.get("SLURM_STEP_ID", "")
+        is_in_step = step_id.isdecimal() and int(step_id) < 0xFFFFFFF0
+        held = tuple(hosts(environment.get("SLURM_STEP_NODELIST", ""))) if is_in_step else ()
         is_held = bool(held) and set(held) <= set(names)
         if is_held:
             _check_holds_all(environment, job_id, num_gpus)
@@ -118,13 +118,6 @@ class SlurmAllocation:
         }
 
 
-def _nodes_of_step_around(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the nodes of the step that this process runs in, none where it runs in no step that holds anything."""
-    step_id = environment.get("SLURM_STEP_ID", "")
-    is_normal = step_id.isdecimal() and int(step_id) < _FIRST_SPECIAL_STEP
-    return tuple(hosts(environment.get("SLURM_STEP_NODELIST", ""))) if is_normal else ()
-
-
 def _check_holds_all(environment: Mapping[str, str], job_id: str, num_gpus: int) -> None:
     """Refuse a step with some of its nodes' GPUs: which of them belong to other steps cannot be seen."""
     held = [gpu for gpu in environment.get("SLURM_STEP_GPUS", "").split(",") if gpu]
@@ -137,7 +130,7 @@ def _check_holds_all(environment: Mapping[str, str], job_id: str, num_gpus: int)
 
 def _count(ids: str) -> int:
     """Count a list of numbers such as 0-3,8."""
-    ranges = [each.partition("-") for each in _IDS.findall(ids)]
+    ranges = [each.partition("-") for each in re.findall(r"[0-9]+(?:-[0-9]+)?", ids)]
     return sum(int(high or low) - int(low) + 1 for low, _, high in ranges)
 
 
@@ -243,9 +236,7 @@ class SlurmStep(LocalJob):
     def __init__(
         self, runner: LocalRunner, request: JobRequest, steps: SlurmSteps, needs: Resources, launch: Launch
     ) -> None:
-        self._steps = steps
-        self._needs = needs
-        self._launch = launch
+        self._steps, self._needs, self._launch = steps, needs, launch
         self._step_slot: StepSlot | None = None
         self._name = ""
         self._submitted = self._last_look = time.monotonic()

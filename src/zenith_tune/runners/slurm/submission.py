@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -23,7 +22,6 @@ T = TypeVar("T")
 _MAX_PAUSE_S = 15.0
 _UNDER_WAY_S = 3.0
 """How long an sbatch may still be at work whose tuner was killed."""
-_MAX_WAIT_S = 120.0
 
 
 class SlurmSubmission:
@@ -84,7 +82,7 @@ class SlurmSubmission:
             time.sleep(0.5)
 
     def _persistently(self, ask: Callable[[], T]) -> T:
-        deadline = time.monotonic() + _MAX_WAIT_S
+        deadline = time.monotonic() + 120.0
         while True:
             try:
                 return ask()
@@ -96,11 +94,8 @@ class SlurmSubmission:
 
     def noted(self) -> dict[str, Any]:
         """Return what job.json holds, nothing where it is not a Slurm job's."""
-        try:
-            content = json.loads(self._files.read(self._files.job) or "{}")
-        except ValueError:
-            return {}
-        return content if isinstance(content, dict) and content.get("scheduler") == "slurm" else {}
+        content = self._files.read_json(self._files.job)
+        return content if content.get("scheduler") == "slurm" else {}
 
     def note(self, **content: Any) -> None:
         """Write job.json."""
@@ -110,5 +105,5 @@ class SlurmSubmission:
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a job inherits: not what belongs to an allocation that the tuner itself may run in."""
-    own = re.compile(r"(?:SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$)")
-    return {name: value for name, value in environment.items() if not own.match(name)}
+    own = r"(?:SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$)"
+    return {name: value for name, value in environment.items() if not re.match(own, name)}

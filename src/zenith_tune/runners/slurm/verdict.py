@@ -9,8 +9,6 @@ from zenith_tune.runners.base import End, JobResult
 from zenith_tune.runners.slurm.client import JobStatus, hosts
 from zenith_tune.study.files import TrialFolder
 
-_MAX_EXIT_CODE = 255
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRecord:
@@ -27,25 +25,18 @@ class SlurmRecord:
         begin = _pairs(files.read(files.process), job_id)
         end = _pairs(files.read(files.exit_code), job_id)
         code = end.get("code", "")
-        is_code = code.isdecimal() and int(code) <= _MAX_EXIT_CODE
+        is_code = code.isdecimal()
         return cls(
             nodes=begin.get("nodes", ""),
             has_begun=bool(begin),
             exit_code=int(code) if is_code else None,
-            duration_s=max(_number(end.get("time")) - _number(begin.get("time")), 0.0) if is_code else 0.0,
+            duration_s=max(float(end.get("time", 0)) - float(begin.get("time", 0)), 0.0) if is_code else 0.0,
         )
 
 
 def _pairs(text: str, job_id: str) -> dict[str, str]:
     pairs = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
     return pairs if pairs.get("job") == job_id else {}
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
 
 
 WAITING = frozenset(
@@ -71,7 +62,6 @@ _NEVER = re.compile(
     r"|JobHeld(?:User|Admin)|JobHoldMaxRequeue",
     re.IGNORECASE,
 )
-_KILLED = 137
 
 
 def ended(end: End, code: int | None = None, *, reason: str = "") -> JobResult:
@@ -116,7 +106,7 @@ def judge(status: JobStatus, record: SlurmRecord, scheduler_code: int | None) ->
         why = "" if status.reason in ("", "None") else f" ({status.reason})"
         return ended(End.REVOKED, reason=f"{job} was {_REVOKED[state]}{why}")
     if state == "OUT_OF_MEMORY" and record.exit_code != 0:
-        return ended(End.EXITED, _KILLED, reason=f"{job}: Slurm reports an oom_kill event")
+        return ended(End.EXITED, 137, reason=f"{job}: Slurm reports an oom_kill event")
     return ended(End.EXITED, scheduler_code if record.exit_code is None else record.exit_code)
 
 

@@ -16,8 +16,8 @@ from tests.presets.points import PLAIN
 from tests.study_tools import Witness
 from zenith_tune import Direction, Parameter, PresetTuner, TuningStrategy
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.megatron.documented.dialect import INTERLEAVING, swift_version, with_underscores
 from zenith_tune.presets.megatron.documented.preset import MegatronPreset
-from zenith_tune.presets.megatron.documented.swift import INTERLEAVING, swift_version, with_underscores
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.parameters import Params
@@ -194,7 +194,7 @@ def test_a_command_with_no_place_for_the_chunks_keeps_them() -> None:
     names = "tp pp cp ep etp mbs gbs recompute_granularity recompute_method recompute_num_layers"
     full = " ".join(f"{{{name}}}" for name in [*names.split(), "vit_gradient_checkpointing"])
     template = f"{{ ./a.sh {full}; ./b.sh; }} | tee log"
-    FOLDING.bind(template)
+    MegatronPreset(n_gpus=8, gbs=16, folding=True).bind(template)
     preset = interleaved()
     preset.bind(template)
     assert preset.get_search_space()["vp"].grid(1) == [1]

@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from zenith_tune.presets.megatron.command import without_layout
@@ -16,7 +18,7 @@ from zenith_tune.units import whole
 
 _WORD = r"(?:^|[\s/;&|('\"=])"
 _MEGATRON_SWIFT = re.compile(_WORD + r"(?:megatron\s+(?:sft|pt|rlhf)\b|swift[./]cli[./]_megatron\b)")
-_SWIFT = re.compile(_WORD + r"swift\s")
+_ANY_SWIFT = re.compile(rf"{_MEGATRON_SWIFT.pattern}|{_WORD}swift\s")
 _PRETRAIN_SCRIPT = re.compile(_WORD + r"pretrain_\w+\.py\b")
 FAKE_TRAINER = re.compile(_WORD + r"fake_megatron_train\.py\b")
 
@@ -34,7 +36,7 @@ def runs_megatron(command: str) -> bool:
 
 def runs_ms_swift(command: str) -> bool:
     """Return whether `command` names ms-swift, whose switches take a value."""
-    return bool(_MEGATRON_SWIFT.search(command) or _SWIFT.search(command))
+    return bool(_ANY_SWIFT.search(command))
 
 
 def runs_pretrain_script(command: str) -> bool:
@@ -48,7 +50,6 @@ def recognises(command: str) -> bool:
     return runs_megatron(full) and "pretrain_mimo.py" not in full  # which preset mimo reads
 
 
-KINDS = ("sft", "pt", "rlhf")
 PER_NODE, NODES = "NPROC_PER_NODE", "NNODES"
 """The environment variables from which ms-swift takes the GPUs of a node, and the nodes."""
 _CLI = re.compile(r"(?:^|[/.])swift[/.]cli[/.]_megatron[/.]")
@@ -66,7 +67,7 @@ def find_swift_run(command: str) -> ProgramRun | None:
 
 def _is_swift(words: Sequence[str], at: int) -> bool:
     is_program = words[at].rpartition("/")[2] == "megatron" and words[at + 1 : at + 2] != []
-    return (is_program and words[at + 1] in KINDS) or bool(_CLI.search(words[at]))
+    return (is_program and words[at + 1] in ("sft", "pt", "rlhf")) or bool(_CLI.search(words[at]))
 
 
 def in_full(command: str) -> str:
@@ -75,9 +76,31 @@ def in_full(command: str) -> str:
     return command if run is None else shlex.join((*run.launcher, run.program, *run.arguments))
 
 
-def has_layout_variable(command: str) -> bool:
-    """Return whether a command runs a script whose layout stands in a variable, as those of `plan --emit` do."""
-    return not runs_megatron(command) and in_full(without_layout(command)) != in_full(command)
+@dataclass(frozen=True)
+class MegatronCommand:
+    """A command, and what its script runs, which is looked up once; empty before a preset has one."""
+
+    text: str
+
+    @cached_property
+    def full(self) -> str:
+        """What it runs."""
+        return in_full(self.text) if self.text else ""
+
+    @cached_property
+    def fixed(self) -> str:
+        """The same without the layout that a script of `plan --emit` has by itself, in a variable."""
+        return self.full if not self.text or runs_megatron(self.text) else in_full(without_layout(self.text))
+
+    @property
+    def has_layout_variable(self) -> bool:
+        """Whether it runs such a script."""
+        return self.fixed != self.full
+
+    @property
+    def is_swift(self) -> bool:
+        """Whether it runs ms-swift."""
+        return runs_ms_swift(self.full)
 
 
 def arguments_in(command: str) -> dict[str, Any]:
@@ -88,12 +111,11 @@ def arguments_in(command: str) -> dict[str, Any]:
     run = find_swift_run(command)
     if run is None:
         return {}
-    resources = swift_resources(run)
-    per_node, line = resources.gpus_per_node, ParsedCommand.from_argv([run.program, *run.arguments])
+    resources, line = swift_resources(run), ParsedCommand.from_argv([run.program, *run.arguments])
     found: dict[str, Any] = {
-        "n_gpus": per_node * resources.nodes if per_node else None,
+        "n_gpus": resources.gpus_per_node * resources.nodes if resources.gpus_per_node else None,
         "gbs": line.count("--global-batch-size"),
-        "folding": True if has_layout_variable(command) else None,
+        "folding": MegatronCommand(command).has_layout_variable or None,
     }
     return {name: value for name, value in found.items() if value is not None}
 

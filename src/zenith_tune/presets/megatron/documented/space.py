@@ -29,6 +29,7 @@ from zenith_tune.layouts.rules import (
     legal,
     rule_of,
 )
+from zenith_tune.presets.megatron.space import PointSpace
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 
 if TYPE_CHECKING:
@@ -90,14 +91,23 @@ SELECTIVE_ONCE = LayoutRule(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronRules:
-    """The known facts about the model, and the rules that follow."""
+SIZES = ("tp", "pp", "cp", "ep", "etp")
 
-    facts: JobFacts = field(default_factory=JobFacts)
-    is_vision_language: bool = False
-    folding: bool = False
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronSpace(PointSpace):
+    """The choices of one job, and the rules that its points must keep."""
+
+    n_gpus: int
+    gbs: int
+    mbs_max: int
+    vp_max: int
+    facts: JobFacts
+    is_vision_language: bool
+    folding: bool
     """Take the rules of Megatron Core and ms-swift in place of the documented ones."""
+    fixed: Mapping[str, Value] = field(default_factory=dict)
+    """What is not searched, because the command is a template without a place for it."""
 
     @property
     def of_layout(self) -> tuple[LayoutRule, ...]:
@@ -109,27 +119,6 @@ class MegatronRules:
         """The rules about its own values."""
         vision = VISION if self.is_vision_language else ()
         return (*vision, SELECTIVE_ONCE) if self.folding else (WHOLE_RECOMPUTE, *vision)
-
-    def explain(self, layout: Layout, params: Mapping[str, Value]) -> str | None:
-        """Return why a point breaks the first rule that it breaks, or None."""
-        reason = first_reason(self.of_layout, self.facts, layout)
-        return reason or first_reason(self.of_point, self.facts, params)
-
-
-SIZES = ("tp", "pp", "cp", "ep", "etp")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MegatronSpace:
-    """The choices of one job, and the rules that its points must keep."""
-
-    n_gpus: int
-    gbs: int
-    mbs_max: int
-    vp_max: int
-    rules: MegatronRules
-    fixed: Mapping[str, Value] = field(default_factory=dict)
-    """What is not searched, because the command is a template without a place for it."""
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the search space."""
@@ -147,28 +136,21 @@ class MegatronSpace:
         }
         return found | {name: CategoricalParameter([value]) for name, value in self.fixed.items() if name in found}
 
-    def layout(self, params: Mapping[str, Value], *, sharded: bool = False, sp: bool = False) -> Layout:
-        """Return the layout of a point, with what its command says of sharding and of sequence parallelism."""
-        tp, pp, cp, ep, etp = (int(params[name]) for name in SIZES)
+    def layout(self, params: Mapping[str, Value]) -> Layout:
+        """Return the layout of a point, without what its command says of sharding and of sequence parallelism."""
+        sizes: dict[str, Any] = {name: int(params[name]) for name in (*SIZES, "vp") if name in params}
         is_full = params.get("recompute_granularity") == "full"
         return Layout(
             num_gpus=self.n_gpus,
-            tp=tp,
-            pp=pp,
-            cp=cp,
-            ep=ep,
-            etp=etp,
-            vp=int(params.get("vp", 1)),
             micro_batch=int(params["mbs"]),
             global_batch=self.gbs,
-            zero=int(sharded),
-            sequence_parallel=sp,
             recompute=f"full/{params.get('recompute_method', 'uniform')}" if is_full else "selective",
             recompute_layers=int(params.get("recompute_num_layers", 1)) if is_full else 0,
+            **sizes,
         )
 
-    def layouts(self, table: PointTable, *, sharded: bool = False, sp: Any = False) -> LayoutBatch:
-        """Return the same of many points; `sp` says it for each of them."""
+    def layouts(self, table: PointTable, *, zero: int = 0, sequence_parallel: Any = False) -> LayoutBatch:
+        """Return the same of many points, with what the command says."""
         from zenith_tune.layouts.layout_batch import laid_over
 
         columns: dict[str, Any] = {name: table[name] for name in (*SIZES, "vp", "mbs") if name in table}
@@ -178,35 +160,31 @@ class MegatronSpace:
             method = uniform + (block - uniform) * (table["recompute_method"] == RECOMPUTE_METHODS[1])
             columns["recompute"] = method * is_full + RECOMPUTE_NAMES.index("selective") * (is_full ^ True)
             columns["recompute_layers"] = table["recompute_num_layers"] * is_full
-        return laid_over(self.n_gpus, gbs=self.gbs, zero=int(sharded), sequence_parallel=sp, **columns)
+        return laid_over(self.n_gpus, gbs=self.gbs, zero=zero, sequence_parallel=sequence_parallel, **columns)
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
         """Return why a point breaks the first rule that it breaks, or None."""
-        return self.rules.explain(self.layout(params), params)
+        broken = first_reason(self.of_layout, self.facts, self.layout(params))
+        return broken or first_reason(self.of_point, self.facts, params)
 
     def near_points(self) -> Iterator[Params]:
         """Yield nothing: the documented preset has no levers."""
         return iter(())
 
-    def points(self) -> Iterator[Params]:
-        """Yield every point that breaks no rule."""
-        return (table.point(row) for table in self.tables() for row in range(len(table)))
-
     def tables(self) -> Iterator[PointTable]:
-        """Yield the points that break no rule, many at a time."""
         from zenith_tune.layouts.layout_batch import PointTable, grow
 
         axes = [(name, parameter.grid(1)) for name, parameter in self.parameters().items()]
-        return grow(PointTable.of_one(), axes, lambda name, table: self._holds(table, is_last=name == axes[-1][0]))
 
-    def _holds(self, table: PointTable, *, is_last: bool) -> BoolArray:
-        """Tell which rows go; sizes that do not divide the GPUs, most of the space, are left out before the rest."""
-        layouts, rules = self.layouts(table), self.rules
-        mask: BoolArray = layouts.num_gpus == self.n_gpus
-        mask = mask & legal((EXPERT_WORLD, rules.of_layout[0]), rules.facts, layouts)
-        if is_last:
-            mask = mask & legal(rules.of_layout, rules.facts, layouts) & legal(rules.of_point, rules.facts, table)
-        return mask
+        def holds(name: str, table: PointTable) -> BoolArray:
+            # Sizes that do not divide the GPUs, most of the space, are left out before the rest.
+            layouts, world = self.layouts(table), (EXPERT_WORLD, self.of_layout[0])
+            mask: BoolArray = (layouts.num_gpus == self.n_gpus) & legal(world, self.facts, layouts)
+            if name == axes[-1][0]:
+                mask = mask & legal(self.of_layout, self.facts, layouts) & legal(self.of_point, self.facts, table)
+            return mask
+
+        return grow(PointTable.of_one(), axes, holds)
 
 
 def _powers_of_two(maximum: int) -> list[int]:

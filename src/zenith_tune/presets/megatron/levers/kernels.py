@@ -99,30 +99,14 @@ NUMERIC_LEVERS = (
 )
 
 
-def _has_engine(at: Situation) -> bool:
-    return at.has_engine
-
-
-PRIMUS = "AMD, Primus pull request 182: 210.7 to 215.3 TFLOP/s and 127.7 to 121.6 GB for DeepSeek-V2-Lite"
-H200_STUDY = "an H200 of ours, dense 1.5B and 8 experts of 3.1B: 649 to 637, 674 to 651 ms; memory +10% and +7%"
 FUSED_LOSS = MegatronLever(
     name="loss_fusion",
     value="native",
     sets={"--cross-entropy-loss-fusion": True},
     saves={"compute": 0.02},
     memory=0.08,
-    source=H200_STUDY,
+    source="an H200 of ours, dense 1.5B and 8 experts of 3.1B: 649 to 637, 674 to 651 ms; memory +10% and +7%",
 )
-
-
-def _has_own_loss(at: Situation) -> bool:
-    """Return whether Megatron's own kernel is the one to try: there is no other, or the command names it."""
-    return not at.has_engine or at.job.args.text("--cross-entropy-fusion-impl") == "native"
-
-
-def _has_gelu_with_bias(at: Situation) -> bool:
-    """Return whether the fused kernel is there at all: Megatron switches it off without a bias."""
-    return not at.job.args.first("--disable-bias-linear", "--swiglu", "--squared-relu")
 
 
 def _can_fuse_rotation(at: Situation) -> bool:
@@ -133,7 +117,12 @@ def _can_fuse_rotation(at: Situation) -> bool:
 
 
 def _fused_again(
-    name: str, option: str, dumped: str, saved: float, goes: Goes = _has_engine, package: str | None = None
+    name: str,
+    option: str,
+    dumped: str,
+    saved: float,
+    goes: Goes = lambda at: at.has_engine,
+    package: str | None = None,
 ) -> MegatronLever:
     """Declare a fused kernel that the command has switched off."""
     return MegatronLever(
@@ -182,14 +171,20 @@ KERNEL_LEVERS = (
         sets={"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"},
         first=(0, 12),
         last=(0, 17),
-        goes=_has_engine,
+        goes=lambda at: at.has_engine,
         excluded_by=("--cross-entropy-fusion-impl",),
         saves={"compute": 0.02},
         memory=-0.04,
-        source=PRIMUS,
+        source="AMD, Primus pull request 182: 210.7 to 215.3 TFLOP/s and 127.7 to 121.6 GB for DeepSeek-V2-Lite",
     ),
     replace(FUSED_LOSS, last=(0, 11)),
-    replace(FUSED_LOSS, first=(0, 12), last=(0, 17), goes=_has_own_loss),
+    # Where there is no other kernel, or the command names this one.
+    replace(
+        FUSED_LOSS,
+        first=(0, 12),
+        last=(0, 17),
+        goes=lambda at: not at.has_engine or at.job.args.text("--cross-entropy-fusion-impl") == "native",
+    ),
     replace(
         FUSED_LOSS,
         first=(0, 18),
@@ -217,7 +212,14 @@ KERNEL_LEVERS = (
     _fused_again(
         "swiglu_fusion", "--no-bias-swiglu-fusion", "bias_swiglu_fusion", 0.02, lambda at: at.job.args.has("--swiglu")
     ),
-    _fused_again("gelu_fusion", "--no-bias-gelu-fusion", "bias_gelu_fusion", 0.02, _has_gelu_with_bias),
+    # Without a bias Megatron switches it off.
+    _fused_again(
+        "gelu_fusion",
+        "--no-bias-gelu-fusion",
+        "bias_gelu_fusion",
+        0.02,
+        lambda at: not at.job.args.first("--disable-bias-linear", "--swiglu", "--squared-relu"),
+    ),
     _fused_again("dropout_fusion", "--no-bias-dropout-fusion", "bias_dropout_fusion", 0.01, lambda at: True),
     _fused_again("rope_fusion", "--no-rope-fusion", "apply_rope_fusion", 0.01, _can_fuse_rotation),
     _fused_again(
@@ -236,34 +238,25 @@ def _can_capture(at: Situation) -> bool:
     return at.has_engine and is_free and "expandable_segments:True" not in segments
 
 
-def _can_capture_layers(at: Situation) -> bool:
-    """Return whether whole layers can be captured: experts wait for the host to learn how many tokens they get."""
-    return _can_capture(at) and not at.job.has_experts
-
-
-GRAPHED = f"{BRIDGE}: 41.4 to 42.0 s for Qwen3-30B, whose host is not what it waits for"
 LAYER_GRAPHS = MegatronLever(
     name="cuda_graphs",
     value="local",
     sets={"--cuda-graph-impl": "local", "--te-rng-tracker": True},
     first=(0, 15),
-    goes=_can_capture_layers,
+    # Experts wait for the host to learn how many tokens they get.
+    goes=lambda at: _can_capture(at) and not at.job.has_experts,
     excluded_by=("--cpu-offloading-num-layers",),
     excludes=frozenset({"ep_overlap", "delay_wgrad", "modules"}),
     saves={"overhead": 0.8},
     memory=0.1,
     is_alone=True,
-    source=f"{ASSUMED}; {GRAPHED}",
+    source=f"{ASSUMED}; {BRIDGE}: 41.4 to 42.0 s for Qwen3-30B, whose host is not what it waits for",
 )
 ATTENTION_GRAPHS = replace(
-    LAYER_GRAPHS,
-    value="transformer_engine",
-    goes=_can_capture,
-    saves={"overhead": 0.4},
-    memory=0.05,
-    source=f"{ASSUMED}; {GRAPHED}",
+    LAYER_GRAPHS, value="transformer_engine", goes=_can_capture, saves={"overhead": 0.4}, memory=0.05
 )
 TE_GRAPHS: dict[str, Value | None] = {"--cuda-graph-impl": "transformer_engine", "--te-rng-tracker": True}
+GRAPHS_DUMPED = {"cuda_graph_impl": "transformer_engine"}
 HOST_LEVERS = (
     replace(LAYER_GRAPHS, sets={"--enable-cuda-graph": True, "--te-rng-tracker": True}, first=(0, 11), last=(0, 14)),
     LAYER_GRAPHS,
@@ -273,18 +266,8 @@ HOST_LEVERS = (
         first=(0, 12),
         last=(0, 14),
     ),
-    replace(
-        ATTENTION_GRAPHS,
-        sets={**TE_GRAPHS, "--cuda-graph-scope": "attn"},
-        last=(0, 17),
-        dumped={"cuda_graph_impl": "transformer_engine"},
-    ),
-    replace(
-        ATTENTION_GRAPHS,
-        sets={**TE_GRAPHS, "--cuda-graph-modules": "attn"},
-        first=(0, 18),
-        dumped={"cuda_graph_impl": "transformer_engine"},
-    ),
+    replace(ATTENTION_GRAPHS, sets={**TE_GRAPHS, "--cuda-graph-scope": "attn"}, last=(0, 17), dumped=GRAPHS_DUMPED),
+    replace(ATTENTION_GRAPHS, sets={**TE_GRAPHS, "--cuda-graph-modules": "attn"}, first=(0, 18), dumped=GRAPHS_DUMPED),
     MegatronLever(
         name="manual_gc",
         sets={"--manual-gc": True, "--manual-gc-interval": 100},

@@ -34,21 +34,13 @@ def _is_free(at: Situation) -> bool:
     return is_plain and is_free and at.job.args.has("--untie-embeddings-and-output-weights")
 
 
-def _can_shard_fully(at: Situation) -> bool:
-    return _is_free(at) and at.has_shards and has_adam(at)
-
-
-def _can_shard_by_torch(at: Situation) -> bool:
-    return _is_free(at) and at.layout.ep == 1 and at.job.job.precision != "fp16"
-
-
 NO_GRADIENT_FUSION = "--no-gradient-accumulation-fusion"
 FULL_SHARDING = {"--data-parallel-sharding-strategy": "optim_grads_params"}
 FSDP = MegatronLever(
     name="fsdp",
     sets={MEGATRON_FSDP[0]: True, "--ckpt-format": "fsdp_dtensor", **FULL_SHARDING},
     first=(0, 14),
-    goes=_can_shard_fully,
+    goes=lambda at: _is_free(at) and at.has_shards and has_adam(at),
     excluded_by=("--save", "--load", "--ckpt-format", "--check-weight-hash-across-dp-replicas-interval"),
     excludes=frozenset(
         {"torch_fsdp2", "bucket_size", "high_busbw_buckets", "cuda_graphs", "gradient_fusion", "bf16_grads"}
@@ -62,7 +54,7 @@ TORCH = MegatronLever(
     name="torch_fsdp2",
     sets={TORCH_FSDP: True, NO_GRADIENT_FUSION: True, SHARDING: None, GATHER: None},
     first=(0, 12),
-    goes=_can_shard_by_torch,
+    goes=lambda at: _is_free(at) and at.layout.ep == 1 and at.job.job.precision != "fp16",
     dumped={"use_torch_fsdp2": True, "use_distributed_optimizer": False, "overlap_param_gather": False},
     excluded_by=(
         *("--save", "--load", "--ckpt-format", WITH_STEP, "--use-precision-aware-optimizer"),
@@ -120,10 +112,6 @@ FORWARD = 1 / 3
 """The share of a step's arithmetic that a forward pass has; the backward pass has twice as much."""
 HALF = 2.0
 GRANULARITY, METHOD, NUM_LAYERS, ACTIVATIONS = RECOMPUTE
-MEASURED = "NVIDIA, Megatron-Bridge's figures of Moonlight 16B on 8 H100: moe_act +2.0% time, -1.9% memory"
-COUNTED = "counted: the module's share of the forward pass, and of what a layer keeps"
-FIRST = {NOTHING: (0, 9), "shared_experts": SHARED_EXPERTS}
-SELECTED = {"recompute_granularity": "selective"}
 ELEMENTWISE = 0.02
 """Of a step's arithmetic: what Megatron-Bridge measured of moe_act (0.457 to 0.466 s)."""
 
@@ -132,13 +120,11 @@ def _moe_share(model: ModelSpec) -> float:
     return model.num_moe_layers / model.num_layers
 
 
-def _experts_flops(model: ModelSpec) -> float:
-    return 2 * _moe_share(model) * (model.top_k * model.expert_params + model.router_params)
-
-
 FLOPS: Mapping[str, Callable[[ModelSpec], float]] = {
     "mlp": lambda model: 2 * (1 - _moe_share(model)) * model.dense_mlp_params,
-    "moe": lambda model: _experts_flops(model) + 2 * _moe_share(model) * model.shared_expert_params,
+    "moe": lambda model: (
+        2 * _moe_share(model) * (model.top_k * model.expert_params + model.router_params + model.shared_expert_params)
+    ),
     "shared_experts": lambda model: 2 * _moe_share(model) * model.shared_expert_params,
     "mla_up_proj": lambda model: model.attention_params,
 }
@@ -150,26 +136,22 @@ def _ffn_bytes(model: ModelSpec, width: int) -> float:
     return HALF * width * (3 if model.gated_mlp else 2)
 
 
-def _routed_bytes(model: ModelSpec) -> float:
-    return model.top_k * (HALF * model.hidden + _ffn_bytes(model, model.moe_ffn_hidden))
-
-
 FREES: Mapping[str, Callable[[ModelSpec], float]] = {
     NOTHING: lambda model: 0.0,
     "mlp": lambda model: (1 - _moe_share(model)) * _ffn_bytes(model, model.ffn_hidden),
-    "moe": lambda model: _moe_share(model) * (_routed_bytes(model) + _ffn_bytes(model, model.shared_ffn_hidden)),
+    "moe": lambda model: (
+        _moe_share(model)
+        * (
+            model.top_k * (HALF * model.hidden + _ffn_bytes(model, model.moe_ffn_hidden))
+            + _ffn_bytes(model, model.shared_ffn_hidden)
+        )
+    ),
     "moe_act": lambda model: _moe_share(model) * model.top_k * HALF * model.moe_ffn_hidden,
     "shared_experts": lambda model: _moe_share(model) * _ffn_bytes(model, model.shared_ffn_hidden),
     "layernorm": lambda model: HALF * model.hidden,
     "mla_up_proj": lambda model: HALF * (model.query_size + model.kv_size),
 }
 """Bytes that a layer need not keep of a token where the module is recomputed."""
-
-
-def layer_bytes(model: ModelSpec) -> float:
-    """Return the bytes that a layer keeps of a token where nothing is recomputed, on all ranks together."""
-    attention = HALF * (model.query_size + model.kv_size + model.value_size)
-    return 4 * HALF * model.hidden + attention + FREES["mlp"](model) + FREES["moe"](model)
 
 
 def module_cost(module: str, model: ModelSpec, seq_len: int) -> dict[str, float]:
@@ -184,7 +166,7 @@ def module_cost(module: str, model: ModelSpec, seq_len: int) -> dict[str, float]
     return {**cost, "ep": 0.5} if module == "moe" else cost
 
 
-def module_effect(module: str, at: Situation) -> Effect | None:
+def _module_effect(module: str, at: Situation) -> Effect | None:
     """Return what a module in place of the layout's own recomputation does; None where no plan can be made."""
     if at.subject is None:
         return None
@@ -198,39 +180,40 @@ def module_effect(module: str, at: Situation) -> Effect | None:
     calibration = default_calibration(job.framework.name)
     found = estimate_memory(Workload.of(model, job), layouts, job.framework, calibration.memory)
     now, then = (float(memory) for memory in found.device_bytes)
-    freed = float(found.parts["activations"][1]) * FREES[module](model) / layer_bytes(model)
+    # What a layer keeps of a token where nothing is recomputed, on all ranks together.
+    attention = HALF * (model.query_size + model.kv_size + model.value_size)
+    layer_bytes = 4 * HALF * model.hidden + attention + FREES["mlp"](model) + FREES["moe"](model)
+    freed = float(found.parts["activations"][1]) * FREES[module](model) / layer_bytes
     cost = module_cost(module, model, job.seq_len)
-    saves = {"recompute": 1.0, **{part: -share for part, share in cost.items()}}
-    return Effect(saves=saves, memory=(then - freed) / now - 1)
-
-
-def _goes(module: str) -> Callable[[Situation], bool]:
-    def goes(at: Situation) -> bool:
-        if at.layout.recompute == NOTHING or len(own_modules(at.job)) > 1:
-            return False
-        return module == NOTHING or f"{SELECTIVE}{module}" in module_values(at.job)
-
-    return goes
-
-
-def _sets(module: str) -> dict[str, str | None]:
-    taken: dict[str, str | None] = dict.fromkeys((METHOD, NUM_LAYERS, ACTIVATIONS))
-    return {**taken, GRANULARITY: None} if module == NOTHING else {**taken, GRANULARITY: "selective", OPTION: module}
-
-
-def _declared(module: str) -> MegatronLever:
-    is_nothing = module == NOTHING
-    return MegatronLever(
-        name="modules",
-        value=module,
-        sets=_sets(module),
-        first=FIRST.get(module, MODULES),
-        goes=_goes(module),
-        dumped={"recompute_granularity": "None"} if is_nothing else {**SELECTED, "recompute_modules": module},
-        effect=lambda at: module_effect(module, at),
-        excludes=frozenset({"cuda_graphs", "ep_overlap", "shared_expert_overlap", "fp8", "fp4"}),
-        source=MEASURED if module == "moe_act" else COUNTED,
+    return Effect(
+        saves={"recompute": 1.0} | {part: -share for part, share in cost.items()}, memory=(then - freed) / now - 1
     )
 
 
-MODULE_LEVERS = tuple(_declared(module) for module in (NOTHING, *MODULE_GOES))
+def _module_lever(module: str) -> MegatronLever:
+    """Declare a module that is recomputed in place of more, or nothing that is."""
+    is_nothing = module == NOTHING
+
+    def goes(at: Situation) -> bool:
+        if at.layout.recompute == NOTHING or len(own_modules(at.job)) > 1:
+            return False
+        return is_nothing or f"{SELECTIVE}{module}" in module_values(at.job)
+
+    selected = {GRANULARITY: None} if is_nothing else {GRANULARITY: "selective", OPTION: module}
+    dumped = {"recompute_granularity": "selective", "recompute_modules": module}
+    return MegatronLever(
+        name="modules",
+        value=module,
+        sets={**dict.fromkeys((METHOD, NUM_LAYERS, ACTIVATIONS)), **selected},
+        first={NOTHING: (0, 9), "shared_experts": SHARED_EXPERTS}.get(module, MODULES),
+        goes=goes,
+        dumped={"recompute_granularity": "None"} if is_nothing else dumped,
+        effect=lambda at: _module_effect(module, at),
+        excludes=frozenset({"cuda_graphs", "ep_overlap", "shared_expert_overlap", "fp8", "fp4"}),
+        source="NVIDIA, Megatron-Bridge's figures of Moonlight 16B on 8 H100: moe_act +2.0% time, -1.9% memory"
+        if module == "moe_act"
+        else "counted: the module's share of the forward pass, and of what a layer keeps",
+    )
+
+
+MODULE_LEVERS = tuple(_module_lever(module) for module in (NOTHING, *MODULE_GOES))

@@ -8,15 +8,9 @@ from zenith_tune.presets.levers import excludes, names_on_request, plain_names, 
 from zenith_tune.presets.megatron.job import MegatronJob
 from zenith_tune.presets.megatron.levers.declaration import MegatronLever, Situation
 from zenith_tune.presets.megatron.levers.kernels import HOST_LEVERS, KERNEL_LEVERS, NUMERIC_LEVERS
-from zenith_tune.presets.megatron.levers.memory import (
-    FULL_SHARDING_LEVERS,
-    MEMORY_LEVERS,
-    METHOD,
-    MODULE_LEVERS,
-    NUM_LAYERS,
-)
+from zenith_tune.presets.megatron.levers.memory import FULL_SHARDING_LEVERS, MEMORY_LEVERS, MODULE_LEVERS
 from zenith_tune.presets.megatron.levers.traffic import DATA_LEVERS, EXPERT_LEVERS
-from zenith_tune.presets.megatron.options import OPTIONS, Wanted
+from zenith_tune.presets.megatron.options import RECOMPUTE, Wanted
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Value
 
@@ -30,8 +24,6 @@ LEVERS: tuple[MegatronLever, ...] = (
     *NUMERIC_LEVERS,
 )
 NAMES = (*plain_names(LEVERS), *names_on_request(LEVERS))
-VALUED = (OPTIONS["recompute_granularity"], METHOD, NUM_LAYERS)
-"""Options that levers take away with their values; the others are switches."""
 
 
 def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
@@ -39,8 +31,11 @@ def levers_for(at: Situation, line: ParsedCommand) -> list[MegatronLever]:
     # Full sharding by whatever strategy counts as on.
     sharded = [lever for lever in FULL_SHARDING_LEVERS if at.job.args.has(lever.switch)]
     own = [each for each in LEVERS if each.is_known(at.job) and (each.is_on(at.job) or each in sharded)]
-    beside = [lever for lever in LEVERS if not any(_is_barred(lever, other) for other in own)]
-    return [lever for lever in beside if lever.is_for(at) and _is_writable(lever, at.job, line)]
+    return [
+        lever
+        for lever in LEVERS
+        if not any(_is_barred(lever, other) for other in own) and lever.is_for(at) and _is_writable(lever, at.job, line)
+    ]
 
 
 def _is_barred(lever: MegatronLever, own: MegatronLever) -> bool:
@@ -55,8 +50,9 @@ def _is_barred(lever: MegatronLever, own: MegatronLever) -> bool:
 
 def _is_writable(lever: MegatronLever, job: MegatronJob, line: ParsedCommand) -> bool:
     """Return whether what it takes away stands in the command itself, not in a script, and alone if it is a switch."""
+    valued = RECOMPUTE[:3]  # taken away with their values; the others are switches
     taken = [option for option, value in lever.sets.items() if value is None and job.args.has(option)]
-    return all(line.has(option) if option in VALUED else line.get(option) == "" for option in taken)
+    return all(line.has(option) if option in valued else line.get(option) == "" for option in taken)
 
 
 def lever_options(job: MegatronJob, params: Mapping[str, Value]) -> Wanted:

@@ -13,27 +13,13 @@ from zenith_tune.presets.megatron.overlap import DISPATCHERS, could_overlap_expe
 from zenith_tune.presets.megatron.rules import PIPELINED_MTP, SAVES_PARAMS
 from zenith_tune.presets.megatron.version import EXPERT_OVERLAP
 
-
-def _is_sharded(at: Situation) -> bool:
-    return at.has_shards
-
-
-def _is_reduced_alone(at: Situation) -> bool:
-    return at.has_replicas and not at.layout.zero
-
-
-def _overlaps_data(at: Situation) -> bool:
-    """Return whether command or point overlap the reduction of gradients anyway."""
-    return at.job.args.has(GRADS) or getattr(at.layout, "overlap", "none") != "none"
-
-
 GATHERED = "Megatron-LM pull request 3524: 284 to 256 ms for 8B at tp 8"
 DATA_LEVERS = (
     MegatronLever(
         name="overlap",
         value="params",
         sets={GRADS: True, GATHER: True},
-        goes=_is_sharded,
+        goes=lambda at: at.has_shards,
         excluded_by=(SAVES_PARAMS, "--freeze-all-layers"),
         saves={"dp": 0.8},
         source=GATHERED,
@@ -42,7 +28,7 @@ DATA_LEVERS = (
         name="overlap",
         value="grads",
         sets={GRADS: True},
-        goes=_is_reduced_alone,
+        goes=lambda at: at.has_replicas and not at.layout.zero,
         excluded_by=(TORCH_FSDP,),
         saves={"dp": 0.6},
         source=f"{ASSUMED}: what is behind the backward pass of {GATHERED}",
@@ -53,7 +39,7 @@ DATA_LEVERS = (
         sets={"--ddp-bucket-size": 134_217_728},
         goes=lambda at: at.has_replicas and at.layout.dp * at.layout.cp < 128,
         excluded_by=("--ddp-num-buckets", "--ddp-bucket-size"),
-        needs={"overlap": _overlaps_data},
+        needs={"overlap": lambda at: at.job.args.has(GRADS) or getattr(at.layout, "overlap", "none") != "none"},
         saves={"dp": 0.05},
         source=f"{ASSUMED}; 128 Mi parameters are what Megatron-Bridge takes in place of 40 million",
     ),
@@ -66,10 +52,6 @@ DATA_LEVERS = (
         source=f"{ASSUMED}; Megatron-LM recommends it for many ranks",
     ),
 )
-
-
-def _can_overlap_tensor(at: Situation) -> bool:
-    return at.has_engine and at.layout.tp > 1 and at.layout.sequence_parallel
 
 
 def _can_overlap_experts(at: Situation) -> bool:
@@ -85,23 +67,14 @@ def _has_grouped_dispatcher(at: Situation) -> bool:
     return at.dispatcher in DISPATCHERS
 
 
-def _overlaps_experts(at: Situation) -> bool:
-    return at.job.args.has(EP_OVERLAP) or getattr(at.layout, "ep_overlap", False)
-
-
 def _exchanges(at: Situation) -> bool:
     """Return whether tokens go to experts on other ranks, through Transformer Engine's kernels."""
     return at.job.has_experts and at.has_engine and at.layout.ep > 1
 
 
-def _can_exchange_by_kernels(at: Situation) -> bool:
+def _can_exchange(at: Situation) -> bool:
     """Return whether tokens are exchanged, and not by kernels of the user's own choice."""
     return _exchanges(at) and at.dispatcher != "flex"
-
-
-def _exchanges_in_racks(at: Situation) -> bool:
-    """Return whether NVLink joins more than a node, which HybridEP is made for."""
-    return _can_exchange_by_kernels(at) and at.subject is not None and at.subject.cluster.fast_domain > 8
 
 
 def _can_overlap_shared(at: Situation) -> bool:
@@ -109,14 +82,13 @@ def _can_overlap_shared(at: Situation) -> bool:
     return _exchanges(at) and model is not None and model.shared_ffn_hidden > 0
 
 
-NO_PADDING = ("--moe-pad-expert-input-to-capacity", "--fake-process-group")
 FLEX = MegatronLever(
     name="dispatcher",
     value="deepep",
     sets={"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": "deepep"},
     first=(0, 16),
-    goes=_can_exchange_by_kernels,
-    excluded_by=NO_PADDING,
+    goes=_can_exchange,
+    excluded_by=("--moe-pad-expert-input-to-capacity", "--fake-process-group"),
     package=DEEP_EP,
     saves={"ep": 0.4},
     is_alone=True,
@@ -137,7 +109,7 @@ EXPERT_LEVERS = (
     MegatronLever(
         name="tp_overlap",
         sets={TP_OVERLAP: True},
-        goes=_can_overlap_tensor,
+        goes=lambda at: at.has_engine and at.layout.tp > 1 and at.layout.sequence_parallel,
         saves={"tp": 0.5},
         memory=0.01,
         is_alone=True,
@@ -160,7 +132,7 @@ EXPERT_LEVERS = (
         first=EXPERT_OVERLAP,
         goes=_exchanges,
         excludes=frozenset({"cuda_graphs"}),
-        needs={"ep_overlap": _overlaps_experts},
+        needs={"ep_overlap": lambda at: at.job.args.has(EP_OVERLAP) or getattr(at.layout, "ep_overlap", False)},
         saves={"ep": 0.05},
         source=f"{ASSUMED}; {BRIDGE}: 31.3 to 31.2 s beside the overlap",
     ),
@@ -183,7 +155,8 @@ EXPERT_LEVERS = (
         FLEX,
         value="hybridep",
         sets={"--moe-token-dispatcher-type": "flex", "--moe-flex-dispatcher-backend": "hybridep"},
-        goes=_exchanges_in_racks,
+        # It is made for NVLink that joins more than a node.
+        goes=lambda at: _can_exchange(at) and at.subject is not None and at.subject.cluster.fast_domain > 8,
         source="Megatron-LM pull request 2176: 14% for DeepSeek-V3 on GB200",
     ),
     MegatronLever(

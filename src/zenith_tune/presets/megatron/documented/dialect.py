@@ -1,30 +1,32 @@
-"""The run of ms-swift's `megatron sft` (version 3 or 4) in a command, and how it spells Megatron's options."""
+"""What a command of preset megatron stands for, and how ms-swift 3 and 4 and Megatron-LM's scripts spell a point."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from zenith_tune.describe.job_spec import JobSpec, PlanSubject
-from zenith_tune.errors import UsageError
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.documented.command import runs_ms_swift, runs_pretrain_script
-from zenith_tune.presets.megatron.evaluator import SEQUENCE_OPTIONS, sequence_in_command
+from zenith_tune.presets.megatron.command import find_pretrain_run
+from zenith_tune.presets.megatron.documented.command import FAKE_TRAINER, runs_ms_swift, runs_pretrain_script
 from zenith_tune.presets.megatron.options import (
     CHUNKS,
     LOG_INTERVAL,
+    OPTIONS,
     PER_CHUNK,
+    RECOMPUTE,
     SEQUENCE_PARALLEL,
     VIRTUAL,
+    Wanted,
     pipeline_options,
+    with_options,
 )
-from zenith_tune.presets.shared.subject import job_cluster, job_model
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import own_words, read_options
+from zenith_tune.shell.placeholders import fill_or_set
 from zenith_tune.study.parameters import Value
-from zenith_tune.units import whole
 
 RENAMED = {
     "--save-interval": "--save-steps",
@@ -82,9 +84,11 @@ def log_option(command: str) -> str | None:
     return LOG_INTERVAL if version.major == 3 else steps
 
 
-def interleaving(layout: Layout, *, num_layers: int | None, major: int | None) -> dict[str, Value | None]:
-    """Return the options of a pipeline's chunks, None for those that must go; Megatron-LM has no `major`."""
-    chunks_by = {None: VIRTUAL, 3: PER_CHUNK}.get(major, CHUNKS)
+def interleaving(layout: Layout, command: str, num_layers: int | None) -> Wanted:
+    """Return the options of a pipeline's chunks, None for those that must go."""
+    chunks_by = VIRTUAL
+    if runs_ms_swift(command):
+        chunks_by = PER_CHUNK if swift_version(command).major == 3 else CHUNKS
     wanted = pipeline_options(layout, num_layers=num_layers, chunks_by=chunks_by)
     return {option: wanted.get(option) for option in INTERLEAVING}
 
@@ -125,36 +129,6 @@ def says_false(command: str, option: str) -> bool:
     return said is not None and said.lower() in ("false", "no", "off", "0")
 
 
-def megatron_subject(
-    command: str, *, model: str | None, cluster: str | None, n_gpus: int, seq: int | None
-) -> PlanSubject:
-    """Return model, cluster and job, or raise UsageError with what is missing and how to give it."""
-    # Not at the top: the catalogs are loaded only where a plan is made.
-    from zenith_tune.describe.framework_spec import load_framework
-
-    shape, seq_len = job_model(model), seq or sequence_in_command(command)
-    if seq_len is None:
-        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --args seq=4096")
-    job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
-    return PlanSubject(model=shape, cluster=job_cluster(cluster, n_gpus), job=job)
-
-
-def batch_notes(command: str, gbs: int) -> list[str]:
-    """Return a line where the command itself says another batch: its gain would compare two different jobs."""
-    said = ParsedCommand.of(command).get("--global-batch-size")
-    if said is None or whole(said) is None or int(said) == gbs:
-        return []
-    return [f"your own command has a global batch of {said} and the trials of {gbs}: the gain compares both"]
-
-
-def tokens_notes(command: str) -> list[str]:
-    """Return a line where samples may be shorter than the sequence, so that tokens/s counts some that are not there."""
-    packing = ParsedCommand.of(command).get("--packing")
-    if (packing or "").lower() == "true" or not runs_ms_swift(command) or sequence_in_command(command) is None:
-        return []
-    return ["tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"]
-
-
 def switched_on(command: str) -> tuple[bool, bool]:
     """Return whether a command shards the optimizer, and whether it has sequence parallelism."""
     line = ParsedCommand.of(command)
@@ -162,15 +136,63 @@ def switched_on(command: str) -> tuple[bool, bool]:
     return sharded, line.has(SEQUENCE_PARALLEL) and not says_false(command, SEQUENCE_PARALLEL)
 
 
-def layout_in(command: str, layout: Layout) -> Layout:
-    """Return a layout with what the command says of sharding and of sequence parallelism."""
-    sharded, sp = switched_on(command)
-    return replace(layout, zero=int(sharded), sequence_parallel=layout.tp > 1 and sp)
+_ONES: Mapping[str, Value] = dict.fromkeys(("tp", "pp", "cp", "ep", "etp"), 1)
+_FAKE_TRAINER_TAKES: Mapping[str, Value] = {
+    **_ONES,
+    "mbs": 1,
+    "gbs": 16,
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+    "vit_gradient_checkpointing": "true",
+}
+_MS_SWIFT_TAKES: Mapping[str, Value] = {**_ONES, "mbs": 1, "gbs": 16, "recompute_granularity": "selective"}
 
 
-def with_recompute(layout: Layout, params: Mapping[str, Value]) -> Layout:
-    """Return a layout with the recomputation of a point."""
-    if params.get("recompute_granularity") != "full":
-        return replace(layout, recompute="selective")
-    method, layers = params.get("recompute_method", "uniform"), int(params.get("recompute_num_layers", 1))
-    return replace(layout, recompute=f"full/{method}", recompute_layers=layers)
+def own_values(command: str) -> dict[str, Value]:
+    """Return the values that a command stands for, by its options and its program's defaults, as far as they are known.
+
+    >>> own_values("python fake_megatron_train.py --micro-batch-size 2")["mbs"], own_values("bash train.sh")
+    (2, {})
+    """
+    line = ParsedCommand.of(command)
+    if runs_ms_swift(command):
+        taken = dict(_MS_SWIFT_TAKES)
+    elif runs_pretrain_script(command):
+        # Unset, --expert-tensor-parallel-size is that of the dense layers, and nothing is recomputed.
+        taken = {**_ONES, "etp": _value(line.get(OPTIONS["tp"]) or "1")}
+        if line.has(RECOMPUTE[-1]):
+            taken["recompute_granularity"] = "selective"
+    elif FAKE_TRAINER.search(command):
+        taken = dict(_FAKE_TRAINER_TAKES)
+    else:
+        return {}
+    return taken | {name: _value(said) for name, option in OPTIONS.items() if (said := line.get(option)) is not None}
+
+
+def _value(said: str) -> Value:
+    return int(said) if said.isdecimal() and len(said) < 10 else said
+
+
+def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> str:
+    """Fill the placeholders of `command`, such as {tp}, then set the options of the values that had none.
+
+    What `wanted` has is set or taken away instead.
+    """
+    options = {name: option for name, option in OPTIONS.items() if name in values and option not in wanted}
+    return with_options(ParsedCommand.of(fill_or_set(command, options, values)), wanted).text
+
+
+def describes_dense_model(command: str) -> bool:
+    """Return whether a command describes its whole model by options, and none of them is about experts.
+
+    >>> describes_dense_model("python pretrain_gpt.py --num-layers 16 --hidden-size 2048")
+    True
+    >>> describes_dense_model("bash train.sh")
+    False
+    """
+    run = find_pretrain_run(command)
+    if run is None or run.extended:
+        return False
+    args = MegatronArgs.of(run.arguments)
+    return args.has("--num-layers") and args.has("--hidden-size") and not args.has("--num-experts")
