@@ -171,9 +171,7 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
 
     def subject(self, command: str) -> PlanSubject:
         full = self._run(command).full
-        return megatron_subject(
-            full, model=self.model, cluster=self._given.cluster, n_gpus=self.n_gpus, seq=self.seq
-        )
+        return megatron_subject(full, model=self.model, cluster=self._given.cluster, n_gpus=self.n_gpus, seq=self.seq)
 
     def _looked_up(self) -> PlanSubject:
         return self.subject(self._command.text)
