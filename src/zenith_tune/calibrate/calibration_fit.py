@@ -43,6 +43,13 @@ class Move:
     before: float
     after: float
 
+    @property
+    def shift(self) -> float:
+        """Absolute logarithmic change."""
+        if self.before <= 0 or self.after <= 0:
+            return math.inf if self.before != self.after else 0.0
+        return abs(math.log(self.after / self.before))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFit:
@@ -77,8 +84,7 @@ class CalibrationFit:
         """The coefficients that the data changed, the largest change first."""
         after = asdict(self.calibration.time.coefficients)
         moves = [Move(name=name, before=old, after=after[name]) for name, old in asdict(self.before).items()]
-        shifts = {move.name: _shift(move) for move in moves}
-        return sorted((move for move in moves if shifts[move.name] > LEAST_MOVE), key=lambda move: -shifts[move.name])
+        return sorted((move for move in moves if move.shift > LEAST_MOVE), key=lambda move: -move.shift)
 
 
 def fit_calibration(
@@ -118,9 +124,11 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
     time_fit = TimeFit(family, table, framework, start=before)
     held = held_out_steps(time_fit, folds(table.landscapes))
     residuals, errors = held.residuals, step_errors(held, len(set(table.landscapes)))
-    ends = _blended(errors.interval, before.interval, len(residuals)) if refines else errors.interval
+    # A few runs move a known interval only part of the way.
+    share = min(len(residuals) / FEW, 1.0) if refines else 1.0
+    low, high = (share * own + (1 - share) * old for own, old in zip(errors.interval, before.interval, strict=True))
     fitted = time_fit.calibration(time_fit.fit())
-    time = replace(fitted, interval=ends, error_sds=errors.error_sds)
+    time = replace(fitted, interval=(low, high), error_sds=errors.error_sds)
     return replace(
         fit,
         calibration=replace(fit.calibration, time=time),
@@ -129,13 +137,6 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
         residuals=residuals,
         held_out="run" if is_one_place(table.landscapes) else "landscape",
     )
-
-
-def _blended(ends: tuple[float, float], known: tuple[float, float], count: int) -> tuple[float, float]:
-    """Return the interval of a few runs, blended with the known one."""
-    share = min(count / FEW, 1.0)
-    low, high = (share * own + (1 - share) * old for own, old in zip(ends, known, strict=True))
-    return low, high
 
 
 def _states_memory(run: MeasuredRun) -> bool:
@@ -157,12 +158,6 @@ def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
     problem = f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed"
     got = f"{count} (left out: {why})" if why else str(count)
     return UsageError(f"{problem}, but got {got}", hint="give more runs, or another --framework")
-
-
-def _shift(move: Move) -> float:
-    if move.before <= 0 or move.after <= 0:
-        return math.inf if move.before != move.after else 0.0
-    return abs(math.log(move.after / move.before))
 
 
 def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[CalibrationFit]:

@@ -164,7 +164,10 @@ def _fit(rows: MemoryRows) -> MemoryCoefficients:
     theta = np.array([0.0, 0.0, start.fixed_bytes / GIB])
     fitted = _coefficients(robust_fit(errors, theta, prior_scale=PRIOR_SCALE, scale=HUBER_SCALE), start)
     middle = shortest_half(np.log(rows.measured_bytes / rows.printed(fitted)))
-    return replace(fitted, log_middle=middle, variant_share=_variant_share(rows, fitted))
+    here, there = _both_errors(rows, fitted)
+    apart = np.abs(here - there) > APART
+    variant_share = float((np.abs(there) < np.abs(here))[apart].mean()) if apart.any() else 0.0
+    return replace(fitted, log_middle=middle, variant_share=variant_share)
 
 
 def shortest_half(values: FloatArray) -> float:
@@ -191,12 +194,6 @@ def _errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> FloatArray:
     """Return the logarithm of estimated over measured for the nearer of framework and variant."""
     here, there = _both_errors(rows, coefficients)
     return np.where(np.abs(here) <= np.abs(there), here, there)
-
-
-def _variant_share(rows: MemoryRows, coefficients: MemoryCoefficients) -> float:
-    here, there = _both_errors(rows, coefficients)
-    apart = np.abs(here - there) > APART
-    return float((np.abs(there) < np.abs(here))[apart].mean()) if apart.any() else 0.0
 
 
 def _both_errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> tuple[FloatArray, FloatArray]:

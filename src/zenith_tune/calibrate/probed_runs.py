@@ -35,7 +35,10 @@ def read_probes(place: Path) -> list[MeasuredRun]:
 
 
 def _runs(stored: Json) -> Iterator[MeasuredRun]:
-    model = _model(stored["model"])
+    known = {field.name for field in fields(ModelSpec)} - {"traced"}  # Megatron-LM's models have a config
+    shape = {name: value for name, value in stored["model"].items() if name in known}
+    latent = shape.pop("latent_attention", None)
+    model = ModelSpec(**shape, latent_attention=LatentAttention(**latent) if latent else None)
     for probed in stored["layouts"]:
         layout = Layout(**probed["layout"])
         for stage in probed["stages"]:
@@ -65,10 +68,3 @@ def _run(stored: Json, model: ModelSpec, layout: Layout, stage: Json) -> Measure
         memory_bytes=allocated or reserved,
         memory_kind="allocated" if allocated else "reserved" if reserved else "",
     )
-
-
-def _model(stored: Json) -> ModelSpec:
-    known = {field.name for field in fields(ModelSpec)} - {"traced"}  # Megatron-LM's models have a config
-    values = {name: value for name, value in stored.items() if name in known}
-    latent = values.pop("latent_attention", None)
-    return ModelSpec(**values, latent_attention=LatentAttention(**latent) if latent else None)

@@ -42,7 +42,10 @@ class RunTable:
     def of(cls, runs: list[MeasuredRun], framework: FrameworkSpec) -> RunTable:
         """Build the table of runs that are all `usable`."""
         models = [run.model for run in runs if run.model is not None]
-        jobs = [_job(run, framework) for run in runs]
+        jobs = [
+            JobSpec(seq_len=run.seq_len or 0, framework=framework, precision=run.precision, dispatcher=run.dispatcher)
+            for run in runs
+        ]
         return cls(
             runs=runs,
             workload=Workload.stack([Workload.of(model, job) for model, job in zip(models, jobs, strict=True)]),
@@ -55,11 +58,6 @@ class RunTable:
     @property
     def landscapes(self) -> list[tuple[str, str]]:
         return [run.landscape for run in self.runs]
-
-
-def _job(run: MeasuredRun, framework: FrameworkSpec) -> JobSpec:
-    seq_len, dispatcher = run.seq_len or 0, run.dispatcher
-    return JobSpec(seq_len=seq_len, framework=framework, precision=run.precision, dispatcher=dispatcher)
 
 
 def run_cluster(run: MeasuredRun) -> ClusterSpec:
@@ -195,7 +193,11 @@ class TimeFit:
                 factors[factor.kind][factor.coefficient] = float(np.exp(value))
         first = f"framework:{self.family.frameworks[0]}"
         factors.update({f"framework:{name}": dict(factors[first]) for name in self.family.alike})
-        _spread_pools(self.family, factors)
+        # A pool's factors multiply those of each of its GPUs, measured or not.
+        for pool, members in self.family.pools:
+            for name, value in factors.pop(f"pool:{pool}", {}).items():
+                for gpu in members:
+                    factors[f"gpu:{gpu}"][name] = factors[f"gpu:{gpu}"].get(name, 1.0) * value
         base = self.origin.coefficients.with_vector(self.names, theta[: len(self.names)])
         return TimeCalibration(coefficients=base, factors=dict(factors), trends=trends, release=self.origin.release)
 
@@ -224,8 +226,11 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
         found += [Factor(f"pool:{pool}", name, share, prior) for name in family.by_gpu]
     for gpu in sorted({run.gpu for run in runs}):
         share, kind = np.array([run.gpu == gpu for run in runs]) * 1.0, f"gpu:{gpu}"
-        starts = {name: _gpu_start(origin, gpu, name) for name in family.by_gpu}
-        found += [Factor(kind, name, share, family.gpu_prior, start) for name, start in starts.items()]
+        # Those of the most similar known GPU where this one is new.
+        known = origin.coefficients_for(gpu=gpu, precision="bf16", framework="")
+        for name in family.by_gpu:
+            start = float(np.log(getattr(known, name) / getattr(origin.coefficients, name)))
+            found.append(Factor(kind, name, share, family.gpu_prior, start))
     for precision in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
         share = np.array([precision_class(run.precision) == precision for run in runs]) * 1.0
         found.append(_gemm_factor(f"precision:{precision}", share, prior, origin))
@@ -238,20 +243,6 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
     return found + [Factor("release", name, years, family.trend_prior, slope) for name, slope in trends]
 
 
-def _spread_pools(family: TimeFamily, factors: dict[str, dict[str, float]]) -> None:
-    """Multiply a pool's factors into those of each of its GPUs, measured or not."""
-    for pool, members in family.pools:
-        for name, value in factors.pop(f"pool:{pool}", {}).items():
-            for gpu in members:
-                factors[f"gpu:{gpu}"][name] = factors[f"gpu:{gpu}"].get(name, 1.0) * value
-
-
 def _gemm_factor(kind: str, share: FloatArray, prior: float, origin: TimeCalibration) -> Factor:
     start = float(np.log(origin.factors.get(kind, {}).get("gemm_efficiency", 1.0)))
     return Factor(kind, "gemm_efficiency", share, prior, start)
-
-
-def _gpu_start(origin: TimeCalibration, gpu: str, name: str) -> float:
-    """Return the logarithm of the factor of a GPU, or of the most similar known one."""
-    known = origin.coefficients_for(gpu=gpu, precision="bf16", framework="")
-    return float(np.log(getattr(known, name) / getattr(origin.coefficients, name)))

@@ -296,13 +296,11 @@ class EarlyStop:
             return False
         fall = -sign * statistics.linear_regression(range(len(values)), values).slope
         prior = location.with_prior(max(noise, _QUIETEST))
-        unsure = critical_t(2 * (1 - self.sure), prior.dof) * _slope_error(prior, len(values))
+        # The standard error of a least-squares slope, for noise of the prior's size.
+        num = len(values)
+        slope_error = math.sqrt(prior.variance / _MEDIAN_VARIANCE * 12 / (num**3 - num))
+        unsure = critical_t(2 * (1 - self.sure), prior.dof) * slope_error
         return fall + unsure < gap / _WARM_UP_ITERATIONS
-
-
-def _slope_error(location: Location, num: int) -> float:
-    """Return the standard error of a least-squares slope over `num` samples, for noise whose median is so located."""
-    return math.sqrt(location.variance / _MEDIAN_VARIANCE * 12 / (num**3 - num))
 
 
 def _largest_pull(values: Sequence[float]) -> float:

@@ -94,10 +94,15 @@ def model_from_args(args: MegatronArgs, hint: str = HINT) -> ModelSpec:
     >>> model_from_args(MegatronArgs.of(args)).ffn_hidden
     128
     """
-    _refuse_other_layers(args)
+    if option := args.first(*OTHER_LAYERS):
+        problem = "a model must have layers of attention and feed-forward parts alone, all alike"
+        hint = "tune it by --preset megatron, which knows no shapes"
+        raise UsageError(f"{problem}, but the command has {option}", hint=hint)
     num_layers, hidden, heads = _needed(args, hint)
     gated = args.first(*GATED) is not None
-    ffn = args.count("--ffn-hidden-size") or _default_ffn(hidden, swiglu=args.has("--swiglu"))
+    # Megatron's own width for SwiGLU, which has a matrix more, is two thirds of 4h in whole 64s.
+    default_ffn = int((4 * hidden * 2 / 3) / 64) * 64 if args.has("--swiglu") else 4 * hidden
+    ffn = args.count("--ffn-hidden-size") or default_ffn
     fields = _attention(args, hidden, heads) | _experts(args, num_layers, ffn)
     model = ModelSpec(
         name="",
@@ -156,14 +161,6 @@ def _kind(model: ModelSpec) -> str:
     return experts + ("gpt-like" if has_biases or not model.gated_mlp else "llama-like")
 
 
-def _refuse_other_layers(args: MegatronArgs) -> None:
-    if option := args.first(*OTHER_LAYERS):
-        problem = "a model must have layers of attention and feed-forward parts alone, all alike"
-        raise UsageError(
-            f"{problem}, but the command has {option}", hint="tune it by --preset megatron, which knows no shapes"
-        )
-
-
 def _needed(args: MegatronArgs, hint: str) -> tuple[int, int, int]:
     layers = args.count(NEEDED[0]) or args.count("--encoder-num-layers")
     hidden, heads = (args.count(option) for option in NEEDED[1:])
@@ -173,30 +170,22 @@ def _needed(args: MegatronArgs, hint: str) -> tuple[int, int, int]:
     raise UsageError(f"the command must give the model's shape, but has no {', '.join(missing)}", hint=hint)
 
 
-def _default_ffn(hidden: int, *, swiglu: bool) -> int:
-    """Return Megatron's own width: two thirds of 4h in whole 64s for SwiGLU, which has a matrix more."""
-    return int((4 * hidden * 2 / 3) / 64) * 64 if swiglu else 4 * hidden
-
-
 def _attention(args: MegatronArgs, hidden: int, heads: int) -> dict[str, Any]:
     if args.has("--multi-latent-attention"):
         return _latent(args, heads)
     groups = (args.count("--num-query-groups") or 1) if args.has("--group-query-attention") else heads
+    head_dim = args.count("--kv-channels")
+    if not head_dim and hidden % heads:
+        problem = "--hidden-size must be divisible by --num-attention-heads where --kv-channels is not given"
+        raise UsageError(f"{problem}, but {hidden} % {heads} != 0: correct it in the command")
     return {
         "num_heads": heads,
         "num_kv_heads": groups,
-        "head_dim": args.count("--kv-channels") or _head_dim(hidden, heads),
+        "head_dim": head_dim or hidden // heads,
         "qkv_bias": args.has("--add-qkv-bias"),
         "qk_norm": args.has("--qk-layernorm"),
         "attention_sinks": args.text("--softmax-type") == "learnable",
     }
-
-
-def _head_dim(hidden: int, heads: int) -> int:
-    if hidden % heads == 0:
-        return hidden // heads
-    problem = "--hidden-size must be divisible by --num-attention-heads where --kv-channels is not given"
-    raise UsageError(f"{problem}, but {hidden} % {heads} != 0: correct it in the command")
 
 
 def _latent(args: MegatronArgs, heads: int) -> dict[str, Any]:
