@@ -75,7 +75,10 @@ def fastest_planned(
 def emit_command(run: DiagnosisInput, layout: Layout) -> str:
     """Return the command that writes a layout, or an empty text where there is none."""
     planner, form = run.planner, run.origin.emit
-    job, model = planner.job, _model(run)
+    job, name = planner.job, planner.model.name
+    # A name that loads the model; a shape that a command spells out has none.
+    is_known = name in known_models() and catalog_model(name) == planner.model
+    model = name if is_known else run.origin.model
     machines = f"{run.cluster.gpu.name}x{layout.num_gpus}"
     if not writes(form, job.framework.name) or not model or not _is_catalogued(run):
         return ""
@@ -91,14 +94,6 @@ def emit_command(run: DiagnosisInput, layout: Layout) -> str:
         "emit": form,
     }
     return shlex.join(["zenithtune", "plan", *(word for name, value in said.items() for word in (f"--{name}", value))])
-
-
-def _model(run: DiagnosisInput) -> str:
-    """Return a name that loads the model; a shape that a command spells out has none."""
-    model = run.planner.model
-    if model.name in known_models() and catalog_model(model.name) == model:
-        return model.name
-    return run.origin.model
 
 
 def _is_catalogued(run: DiagnosisInput) -> bool:

@@ -22,7 +22,10 @@ SIZES = ("tp", "pp", "cp", "ep", "etp")
 def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpace | None = None) -> list[Layout]:
     """Return every legal layout one step away that a space has."""
     inside = space or SearchSpace()
-    steps = {*_sizes(layout), *_recompute(model, layout)}
+    steps = set(_sizes(layout))
+    chunk = layers_per_chunk(model.num_layers, pp=layout.pp, vp=layout.vp)
+    recompute = [("none", 0), ("selective", 0), ("full/uniform", 1), *(("full/block", n) for n in range(1, chunk))]
+    steps |= {replace(layout, recompute=kind, recompute_layers=number) for kind, number in recompute}
     if layout.pp > 1:
         steps |= {replace(layout, vp=vp) for vp in range(1, model.num_layers // layout.pp + 1)}
     steps |= {replace(layout, micro_batch=size) for size in _adjacent(layout.micro_batch, layout.global_batch)}
@@ -51,13 +54,6 @@ def _sizes(layout: Layout) -> Iterator[Layout]:
                 # Sequence parallelism needs tensor parallelism, and comes with the first of it.
                 keeps = changed.tp > 1 and (layout.sequence_parallel or layout.tp == 1)
                 yield replace(changed, sequence_parallel=keeps)
-
-
-def _recompute(model: ModelSpec, layout: Layout) -> Iterator[Layout]:
-    chunk = layers_per_chunk(model.num_layers, pp=layout.pp, vp=layout.vp)
-    kinds = [("none", 0), ("selective", 0), ("full/uniform", 1), *(("full/block", n) for n in range(1, chunk))]
-    for kind, number in kinds:
-        yield replace(layout, recompute=kind, recompute_layers=number)
 
 
 def _adjacent(size: int, total: int) -> list[int]:

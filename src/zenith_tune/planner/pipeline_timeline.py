@@ -151,14 +151,11 @@ def _pass_times(subject: PlanSubject, calibration: Calibration, layout: Layout) 
 
 def _micro_batch_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
     """Return the seconds of one micro-batch on each stage, from what a batch twice as large adds to a step."""
-    once, twice = (
-        _step_times(subject, calibration, replace(layout, global_batch=layout.global_batch * n)) for n in (1, 2)
-    )
-    return [float(more - less) / layout.num_micro_batches for less, more in zip(once, twice, strict=True)]
-
-
-def _step_times(subject: PlanSubject, calibration: Calibration, layout: Layout) -> list[float]:
-    layouts, ranks = batch_of([layout] * layout.pp), np.arange(layout.pp, dtype=np.float64)
     workload, machine, coefficients = known_numbers(subject.model, subject.cluster, subject.job, calibration)
-    estimate = stage_time(workload, machine, layouts, subject.job.framework, coefficients, ranks)
-    return [float(seconds) for seconds in estimate.step_s]
+    ranks = np.arange(layout.pp, dtype=np.float64)
+    batches = (replace(layout, global_batch=layout.global_batch * n) for n in (1, 2))
+    once, twice = (
+        stage_time(workload, machine, batch_of([each] * layout.pp), subject.job.framework, coefficients, ranks).step_s
+        for each in batches
+    )
+    return [float(seconds) / layout.num_micro_batches for seconds in twice - once]

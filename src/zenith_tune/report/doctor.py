@@ -17,8 +17,10 @@ from zenith_tune.units import format_bytes, format_gain, format_seconds
 
 def report_lines(diagnosis: Diagnosis, what: str) -> Iterator[str]:
     """Yield what a run is, what was found and what to change."""
-    yield f"{what}: {_title(diagnosis.run)}"
-    yield _figures(diagnosis.run)
+    run = diagnosis.run
+    job = f"batch {run.layout.global_batch}, sequence {run.planner.job.seq_len}, {run.planner.job.framework.name}"
+    yield f"{what}: {run.planner.model.name} on {run.cluster.name}, {run.planned.name}, {job}"
+    yield _figures(run)
     yield from diagnosis_lines(diagnosis)
 
 
@@ -85,11 +87,6 @@ def _measured_object(measured: Measured) -> Json:
         "out_of_memory": measured.out_of_memory,
         "cause": measured.cause or None,
     }
-
-
-def _title(run: DiagnosisInput) -> str:
-    job = f"batch {run.layout.global_batch}, sequence {run.planner.job.seq_len}, {run.planner.job.framework.name}"
-    return f"{run.planner.model.name} on {run.cluster.name}, {run.planned.name}, {job}"
 
 
 def _figures(run: DiagnosisInput) -> str:

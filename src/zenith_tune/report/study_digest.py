@@ -30,7 +30,8 @@ _FIELDS = ("speedup", "low", "high", "is_confirmed", "ties", "memory_share", "sa
 
 def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: float | None) -> Json:
     """Return the headline of a study with what its verdict says of gain, memory and cost."""
-    num_gpus = _num_gpus(view, preset)
+    planner = preset.planner
+    num_gpus = planner.cluster.num_gpus if planner is not None else whole(view.header.args.get("n_gpus", ""))
     values = verdict_object(view, num_gpus or 1, capacity_bytes)
     return {
         "headline": headline(view, values),
@@ -67,13 +68,6 @@ def headline(view: StudyView, values: Mapping[str, Any]) -> str:
     if study.best_is_own or low is None or low <= 1:
         return "No gain beyond the noise" + " so far" * (not ended)
     return f"{1 + study.gain:.2f}× {'faster' if best.step_s is not None else 'better'} than your command"
-
-
-def _num_gpus(view: StudyView, preset: RestoredPreset) -> int | None:
-    """Return how many GPUs a trial takes; None where it is unknown."""
-    if preset.planner is not None:
-        return preset.planner.cluster.num_gpus
-    return whole(view.header.args.get("n_gpus", ""))
 
 
 LINES_OF_FAILED, LINES_OF_OTHERS = 30, 5

@@ -187,10 +187,6 @@ def study_csv(study: Json) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in (trial_columns(study), *trial_rows(study)):
-        writer.writerow([_plain(cell) for cell in row])
+        # An apostrophe keeps a spreadsheet from running what a log or a parameter says.
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row])
     return text.getvalue()
-
-
-def _plain(cell: Any) -> Any:
-    """Keep a spreadsheet from running what a log or a parameter says."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

@@ -44,7 +44,12 @@ class OptunaStrategy(TuningStrategy):
         self.sampler = sampler
         """The name of one of Optuna's samplers, or a sampler."""
         self.seed = checked_seed(seed)
-        _check_packages(_class_name(sampler) if isinstance(sampler, str) else type(sampler).__name__)
+        name = _class_name(sampler) if isinstance(sampler, str) else type(sampler).__name__
+        missing = [package for package in NEEDS_PACKAGES.get(name, ()) if importlib.util.find_spec(package) is None]
+        if missing:
+            packages = " ".join(missing)
+            hint = f"pip install {packages}, or use sampler=tpe"
+            raise UsageError(f"Optuna's {name} needs {packages}, which is not installed", hint=hint)
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         import optuna  # not at the top: a mistake in an argument is reported long before this is loaded
@@ -104,14 +109,6 @@ def _class_name(name: str) -> str:
     if _short(name) not in known:
         raise UnknownNameError("Optuna sampler", name, known)
     return known[_short(name)]
-
-
-def _check_packages(class_name: str) -> None:
-    missing = [name for name in NEEDS_PACKAGES.get(class_name, ()) if importlib.util.find_spec(name) is None]
-    if missing:
-        packages = " ".join(missing)
-        hint = f"pip install {packages}, or use sampler=tpe"
-        raise UsageError(f"Optuna's {class_name} needs {packages}, which is not installed", hint=hint)
 
 
 class _Feedback:

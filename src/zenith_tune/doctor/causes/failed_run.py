@@ -113,15 +113,12 @@ def _place(log: str, text: str) -> int:
 
 def _plain(log: str, kind: CauseKind, finding: str, position: int, rank: int | None) -> Cause:
     evidence = quoted(log, _with_frame(log, position)) if position >= 0 else (finding,)
-    return Cause(kind=kind, finding=finding, evidence=evidence, actions=_actions(kind, finding, rank), rank=rank)
-
-
-def _actions(kind: CauseKind, finding: str, rank: int | None) -> tuple[str, ...]:
+    actions = ACTIONS[kind]
     if _HARDWARE.search(finding):
-        return _HARDWARE_ACTIONS
-    if kind is CauseKind.CRASH and rank is not None:
-        return (_OF_A_RANK.format(rank), *ACTIONS[kind][1:])
-    return ACTIONS[kind]
+        actions = _HARDWARE_ACTIONS
+    elif kind is CauseKind.CRASH and rank is not None:
+        actions = (_OF_A_RANK.format(rank), *actions[1:])
+    return Cause(kind=kind, finding=finding, evidence=evidence, actions=actions, rank=rank)
 
 
 def _with_frame(log: str, position: int) -> list[int]:

@@ -36,7 +36,11 @@ _TRAINER_ACTIONS = (
 def not_finite(log: str, steps: Sequence[Step]) -> Cause | None:
     """Return where training stopped being finite, or None; `steps` are Megatron's."""
     if (position := _checked(log)) is not None:
-        return _cause(log, [position], "a check of the trainer found NaN or infinity", _numbers(line_at(log, position)))
+        line = line_at(log, position)
+        stated, iteration = _RANK.search(line), _ITERATION.search(line)
+        rank = int(stated[1]) if stated else split_prefix(line)[0]
+        figures: dict[str, Figure] = {"iteration": int(iteration[1])} if iteration else {}
+        return _cause(log, [position], "a check of the trainer found NaN or infinity", figures, rank)
     return _megatron(log, steps) or _others(log)
 
 
@@ -50,14 +54,6 @@ def _checked(log: str) -> int | None:
         if _WORDED.search(split_prefix(line_at(log, position))[1])
     ]
     return min((position for position in found if position is not None), default=None)
-
-
-def _numbers(line: str) -> dict[str, Figure]:
-    rank, iteration = _RANK.search(line), _ITERATION.search(line)
-    marked = split_prefix(line)[0]
-    known = int(rank[1]) if rank else marked
-    found: dict[str, Figure] = {} if known is None else {"rank": known}
-    return {**found, **({"iteration": int(iteration[1])} if iteration else {})}
 
 
 def _megatron(log: str, steps: Sequence[Step]) -> Cause | None:
@@ -84,14 +80,13 @@ def _is_loss_scaling(flaws: Sequence[str | None]) -> bool:
     return all(flaw is not None and flaw.startswith("grad") for flaw in flaws)
 
 
-def _cause(log: str, positions: list[int], finding: str, figures: dict[str, Figure]) -> Cause:
-    rank = figures.pop("rank", None)
+def _cause(log: str, positions: list[int], finding: str, figures: dict[str, Figure], rank: int | None = None) -> Cause:
     where = f" on rank {rank}" if rank is not None else ""
     return Cause(
         kind=CauseKind.NOT_FINITE,
         finding=f"{finding}{where}",
         evidence=quoted(log, positions[:3]),
         actions=_TRAINER_ACTIONS if is_of_trainer(log) else ACTIONS,
-        rank=rank if isinstance(rank, int) else None,
+        rank=rank,
         figures=figures,
     )

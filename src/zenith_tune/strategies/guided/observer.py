@@ -134,7 +134,10 @@ class TrialObserver:
         log_share = float(acquisition.prior.log_memory[index])
         is_over = self.is_over_limit(trial)
         if trial.peak_memory_bytes:
-            log_share = math.log((trial.peak_memory_bytes + self._context_bytes(index)) / self._limit)
+            # Frameworks do not report the memory of the driver and its libraries.
+            context = acquisition.prior.estimate.memory_parts.get("context", 0.0)
+            context_bytes = float(np.broadcast_to(context, len(acquisition.prior))[index])
+            log_share = math.log((trial.peak_memory_bytes + context_bytes) / self._limit)
             acquisition.memory.observe_peak(index, log_share)
         if not is_over:
             acquisition.memory.observe_fits(index)
@@ -143,11 +146,6 @@ class TrialObserver:
         if log_share < math.log(ROOMY):
             acquisition.refuse(is_slower(acquisition.prior.layouts, index))
         acquisition.refuse(dominated_twins(acquisition, index))
-
-    def _context_bytes(self, index: int) -> float:
-        """Return the memory of the driver and its libraries, which frameworks do not report."""
-        prior = self._acquisition.prior
-        return float(np.broadcast_to(prior.estimate.memory_parts.get("context", 0.0), len(prior))[index])
 
     def _observe_refusal(self, index: int, message: str) -> str:
         layouts = self._acquisition.prior.layouts
