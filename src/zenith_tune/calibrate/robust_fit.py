@@ -17,18 +17,12 @@ Residuals = Callable[[FloatArray], FloatArray]
 
 _STEP = 1e-4
 _MAX_DAMPING = 1e8
+_MOST_ITERATIONS = 60
 _LEAST_GAIN = 1e-9
 """Relative gain below which a fit ends; at 1e-6 some fits stop in a flat valley short of the best."""
 
 
-def robust_fit(
-    residuals: Residuals,
-    start: FloatArray,
-    *,
-    prior_scale: FloatArray,
-    scale: float = 0.1,
-    iterations: int = 60,
-) -> FloatArray:
+def robust_fit(residuals: Residuals, start: FloatArray, *, prior_scale: FloatArray, scale: float = 0.1) -> FloatArray:
     """Return the coefficients that make `residuals` small.
 
     Residuals beyond `scale` count by their size instead of their square. `prior_scale` is the expected change of each
@@ -43,7 +37,7 @@ def robust_fit(
     theta, damping = start.astype(np.float64), 1e-2
     errors = residuals(theta)
     loss = _loss(errors, theta, start, prior_scale, scale)
-    for _ in range(iterations):
+    for _ in range(_MOST_ITERATIONS):
         normal, gradient = _normal_equations(residuals, theta, errors, start, prior_scale, scale)
         while damping < _MAX_DAMPING:
             trial = theta - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)

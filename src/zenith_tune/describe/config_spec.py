@@ -103,9 +103,9 @@ OTHER_LAYERS = ("mamba", "ssm_", "linear_num_", "hybrid_", "lru_", "time_mix", "
 """Prefixes of keys that only models with other layers than attention and feed-forward have."""
 
 
-def model_spec_from_config(config: dict[str, Any], source: str, otherwise: str = OTHERWISE) -> ModelSpec:
+def model_spec_from_config(config: dict[str, Any], source: str) -> ModelSpec:
     """Return the shape that a config.json describes; `source` names it in errors and becomes the model's name."""
-    part = ConfigJson(values=config, source=source, otherwise=otherwise).language_part()
+    part = ConfigJson(values=config, source=source, otherwise=OTHERWISE).language_part()
     inherited: dict[str, Any] = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
     return _spec(replace(part, values={**inherited, **part.values}))
 

@@ -158,7 +158,9 @@ class Candidates:
         self.num_gpus, self.global_batch = num_gpus, global_batch
         self.grids = self._grids()
         fits_batch: BoolArray = BATCH.holds(JobFacts(), LayoutBatch.of(**self.grids))
-        self._log_batch(~fits_batch)
+        for dp, number in zip(*np.unique(self.grids["dp"][~fits_batch], return_counts=True), strict=True):
+            reason = BATCH.message(JobFacts(), Layout(num_gpus=int(dp), global_batch=global_batch))
+            self._axes.log.add(BATCH.name, "grid", reason, int(number))
         self._near_grids = _take(self.grids, ~fits_batch)
         self._rows, self._near_rows = self._with_batches(_take(self.grids, fits_batch))
 
@@ -173,18 +175,18 @@ class Candidates:
         keys = self._last.keys(self._rows)
         return int(np.sum(self._last.choices(keys).count(keys))) if len(keys) else 0
 
-    def batches(self, size: int = PIECE) -> Iterator[LayoutBatch]:
-        """Yield the layouts in pieces of about `size`."""
-        return self._expand(self._rows, size)
+    def batches(self) -> Iterator[LayoutBatch]:
+        """Yield the layouts in pieces."""
+        return self._expand(self._rows)
 
-    def near_batches(self, size: int = PIECE) -> Iterator[LayoutBatch]:
+    def near_batches(self) -> Iterator[LayoutBatch]:
         """Yield layouts that only the global batch excludes, with the next larger batch that allows them."""
         dp = self._near_grids["dp"]
         gbs = -(-self.global_batch // dp) * dp
         near = gbs <= NEAR_BATCH * self.global_batch
         grids, _ = self._with_batches(_take(self._near_grids | {"gbs": gbs}, near), log=False)
-        yield from self._expand(grids, size)
-        yield from self._expand(self._near_rows, size)
+        yield from self._expand(grids)
+        yield from self._expand(self._near_rows)
 
     def _grids(self) -> Rows:
         """Return tp, pp, vp, cp and dp of every way to lay out the dense layers."""
@@ -212,7 +214,10 @@ class Candidates:
         if log and not holds.all():
             reason = rule.message(JobFacts(), layout_at(layouts, int(np.argmin(holds))))
             self._axes.log.add(rule.name, "micro-batch choice", reason, int(np.sum(~holds)))
-        return _take(rows, holds), self._with_near_batch(_take(rows, ~holds))
+        near = _take(rows, ~holds)
+        group = near["dp"] * near["mbs"] * near["pp"]
+        gbs = -(-near["gbs"] // group) * group
+        return _take(rows, holds), _take(near | {"gbs": gbs}, gbs <= NEAR_BATCH * self.global_batch)
 
     def _with_experts(self, grids: Rows) -> Rows:
         options = {int(pp): list(self._axes.experts(int(pp))) for pp in np.unique(grids["pp"])}
@@ -222,18 +227,13 @@ class Candidates:
             return rows
         return _take(rows, (rows["etp"] == 1) | (rows["etp"] == rows["tp"]))
 
-    def _with_near_batch(self, rows: Rows) -> Rows:
-        group = rows["dp"] * rows["mbs"] * rows["pp"]
-        gbs = -(-rows["gbs"] // group) * group
-        return _take(rows | {"gbs": gbs}, gbs <= NEAR_BATCH * self.global_batch)
-
-    def _expand(self, rows: Rows, size: int) -> Iterator[LayoutBatch]:
+    def _expand(self, rows: Rows) -> Iterator[LayoutBatch]:
         if not len(rows["tp"]):
             return
         keys = self._last.keys(rows)
         choices = self._last.choices(keys)
         ends = np.cumsum(choices.count(keys))
-        cuts = np.searchsorted(ends, np.arange(size, int(ends[-1]) + size, size))
+        cuts = np.searchsorted(ends, np.arange(PIECE, int(ends[-1]) + PIECE, PIECE))
         start = 0
         for stop in (*(int(cut) + 1 for cut in cuts[:-1]), len(keys)):
             index, options = choices.expand(keys[start:stop])
@@ -241,11 +241,6 @@ class Candidates:
                 piece = {name: column[start:stop][index] for name, column in rows.items()}
                 yield LayoutBatch.of(**piece, **{name: options[:, i] for i, name in enumerate(COLUMNS)})
             start = stop
-
-    def _log_batch(self, cut: BoolArray) -> None:
-        for dp in np.unique(self.grids["dp"][cut]):
-            reason = BATCH.message(JobFacts(), Layout(num_gpus=int(dp), global_batch=self.global_batch))
-            self._axes.log.add(BATCH.name, "grid", reason, int(np.sum(self.grids["dp"][cut] == dp)))
 
 
 def _take(rows: Rows, index: BoolArray | np.ndarray[tuple[int], np.dtype[np.intp]]) -> Rows:

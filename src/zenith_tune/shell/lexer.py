@@ -129,7 +129,10 @@ class _Lexer:
             return self._redirection(redirection)
         if operator := _OPERATOR.match(text, start):
             return self._operator(operator)
-        return self._word()
+        parts: list[Part] = []
+        while self.at < len(text) and (text[self.at] not in _WORD_ENDS or self._opens_brackets(start)):
+            self._read_part(start, parts)
+        return _joined(start, self.at, tuple(parts))
 
     def _plain_word(self, match: re.Match[str]) -> Word:
         value, start, self.at = match.group(), match.start(), match.end()
@@ -153,13 +156,6 @@ class _Lexer:
         if operator in ("<<", "<<-"):
             self.heredocs.append((target.value, r"\t*" if operator == "<<-" else ""))
         return Redirection(match.start(), target.end, operator, target)
-
-    def _word(self) -> Word:
-        text, start = self.text, self.at
-        parts: list[Part] = []
-        while self.at < len(text) and (text[self.at] not in _WORD_ENDS or self._opens_brackets(start)):
-            self._read_part(start, parts)
-        return _joined(start, self.at, tuple(parts))
 
     def _opens_brackets(self, start: int) -> bool:
         """Tell whether a process substitution `<(..)` or the list of an array `A=(..)` begins here."""
