@@ -290,11 +290,10 @@ class EarlyStop:
         # since few trials are as noisy as is assumed here.
         error = min(_LOOKS / len(values) ** 2, 1) * (1 - self.sure)
         reach = location.with_prior(max(noise, _NOISY_TRIAL)).half_width(2 * error)
-        sign = 1 if direction is Direction.MINIMIZE else -1
-        gap = sign * (location.centre - best)
-        if gap - reach <= self.precision * best or sign * rank_trend(values) <= -_GETS_BETTER:
+        gap = direction.sign * (location.centre - best)
+        if gap - reach <= self.precision * best or direction.sign * rank_trend(values) <= -_GETS_BETTER:
             return False
-        fall = -sign * statistics.linear_regression(range(len(values)), values).slope
+        fall = -direction.sign * statistics.linear_regression(range(len(values)), values).slope
         prior = location.with_prior(max(noise, _QUIETEST))
         # The standard error of a least-squares slope, for noise of the prior's size.
         num = len(values)

@@ -11,6 +11,7 @@ from typing import Any
 from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.files import Json
+from zenith_tune.study.parameters import Direction
 from zenith_tune.units import count, format_gain, format_spread, format_value
 
 MAX_ROWS = 20
@@ -116,7 +117,7 @@ def _headline(study: Json) -> str:
 
 def best_first(study: Json) -> list[Json]:
     """Return the trials of a study in order, those without a value last."""
-    sign = 1 if study["direction"] == "minimize" else -1
+    sign = Direction(study["direction"]).sign
     return sorted(study["trials"], key=lambda trial: (trial["value"] is None, sign * (trial["value"] or 0)))
 
 

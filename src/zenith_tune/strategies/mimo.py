@@ -63,8 +63,7 @@ def gain_lines(all_tried: Sequence[TriedLayout], direction: Direction) -> list[s
 
 def _best(all_tried: Sequence[TriedLayout], direction: Direction) -> TriedLayout | None:
     good = [tried for tried in all_tried if tried.trial.ok and tried.trial.value is not None]
-    sign = 1.0 if direction is Direction.MINIMIZE else -1.0
-    return min(good, key=lambda tried: sign * (tried.trial.value or 0.0), default=None)
+    return min(good, key=lambda tried: direction.sign * (tried.trial.value or 0.0), default=None)
 
 
 def _gain(alike: TriedLayout, best: TriedLayout) -> str:

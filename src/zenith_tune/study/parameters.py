@@ -144,6 +144,11 @@ class Direction(StrEnum):
     MINIMIZE = "minimize"
     MAXIMIZE = "maximize"
 
+    @property
+    def sign(self) -> int:
+        """The factor that turns values into numbers of which the smallest is the best."""
+        return 1 if self is Direction.MINIMIZE else -1
+
     def better(self, value: float, than: float) -> bool:
         """Tell whether `value` is strictly better than `than`.
 

@@ -16,7 +16,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.levers import Lever, compatible, goes_with
 from zenith_tune.strategies.base import EvalFunction
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
-from zenith_tune.study.parameters import Direction, Params
+from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 from zenith_tune.tuning.config import StudyConfig
@@ -239,8 +239,7 @@ class LeverPhase:
         study, levers = self._session.study, self._config.preset.lever_space().keys()
         runs = [*study.counted, *([study.baseline] if study.baseline is not None else [])]
         plain = [run for run in runs if run.ok and study.may_be_best(run) and not run.params.keys() & levers]
-        choose = min if study.direction is Direction.MINIMIZE else max
-        return choose(plain, key=lambda run: run.value or 0.0, default=None)
+        return min(plain, key=lambda run: study.direction.sign * (run.value or 0.0), default=None)
 
     def _fits(self, levers: Sequence[Lever], best: Trial) -> bool:
         """Tell whether levers may still fit into the memory that the best run leaves."""

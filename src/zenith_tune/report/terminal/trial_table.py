@@ -78,7 +78,7 @@ def _chosen(study: Study) -> list[Trial]:
         # Side by side they end in another order than they began.
         return sorted(study.trials, key=lambda trial: trial.number)
     ok = [trial for trial in study.trials if trial.value is not None]
-    ok.sort(key=lambda trial: trial.value or 0.0, reverse=study.direction.better(2.0, than=1.0))
+    ok.sort(key=lambda trial: study.direction.sign * (trial.value or 0.0))
     return ok[: MAX_ROWS // 2]
 
 

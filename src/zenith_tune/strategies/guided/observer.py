@@ -121,7 +121,7 @@ class TrialObserver:
         if trial.value <= 0:
             problem = f"strategy guided learns from values above 0, such as a time or a rate, but got {trial.value:g}"
             raise UsageError(problem, hint="choose another --objective, or --strategy optuna")
-        pace = math.log(trial.value) * (1 if self._direction is Direction.MINIMIZE else -1)
+        pace = math.log(trial.value) * self._direction.sign
         if self._offset is None:
             self._offset = float(self._acquisition.time.mean[index]) - pace
         return pace + self._offset

@@ -159,8 +159,7 @@ class Growth:
     @property
     def best(self) -> int | None:
         """The micro-batch of the best run, the smallest of equals."""
-        pick = max if self.direction is Direction.MAXIMIZE else min
-        return pick(self.values, key=self.values.__getitem__, default=None)
+        return min(self.values, key=lambda mbs: self.direction.sign * self.values[mbs], default=None)
 
     def last_step(self) -> tuple[int, int] | None:
         """Return the last doubling, or more, that was measured: a smaller step may gain little and be one of many."""
@@ -244,9 +243,8 @@ class RungSearch:
     @property
     def best(self) -> Trial | None:
         """The best run, the first of equals."""
-        pick = max if self.direction is Direction.MAXIMIZE else min
         ran = [trial for trial in (*(self.trials[mbs] for mbs in sorted(self.trials)), *self.inside) if trial.ok]
-        return pick(ran, key=lambda trial: trial.value or 0.0, default=None)
+        return min(ran, key=lambda trial: self.direction.sign * (trial.value or 0.0), default=None)
 
     @property
     def edge(self) -> int | None:

@@ -68,9 +68,13 @@ class ProgressiveSearch:
     @property
     def _best(self) -> RungSearch | None:
         """The rung with the best run, the lowest of equals."""
-        pick = max if self._direction is Direction.MAXIMIZE else min
-        ran = [(search.best.value, search) for search in self.rungs if search.best and search.best.value is not None]
-        return pick(ran, key=lambda each: each[0])[1] if ran else None
+        sign = self._direction.sign
+        ran = [
+            (sign * best.value, search)
+            for search in self.rungs
+            if (best := search.best) is not None and best.value is not None
+        ]
+        return min(ran, key=lambda each: each[0])[1] if ran else None
 
     @property
     def _reach(self) -> int:
