@@ -29,7 +29,7 @@ BATCH, SEQUENCE = click.IntRange(1, MAX_BATCH), click.IntRange(1, MAX_SEQ)
 
 
 class Probability(click.FloatRange):
-    """Take a number above 0 and up to 1."""
+    """A number above 0 and up to 1."""
 
     def __init__(self) -> None:
         super().__init__(0, 1, min_open=True)
@@ -42,7 +42,7 @@ class Probability(click.FloatRange):
 
 
 class RecordedCommand(click.Command):
-    """Remember the options as they were written, to run the command with them again."""
+    """A command that remembers its options as they were written, to run with them again."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)

@@ -13,7 +13,7 @@ _PAUSED, _CANCELLED = "paused", "cancelled"
 
 
 class StudyControl:
-    """Keep the requests in a file of the study's folder, which the tuner looks at now and then.
+    """The requests to a study, in a file of its folder that the tuner looks at now and then.
 
     A file, because whoever asks is another process; and no signal, because it may be another user's.
     """

@@ -31,7 +31,7 @@ MAX_BYTES = 256 * MIB
 
 
 class ExportedStudy:
-    """Read a study.json."""
+    """The study of a study.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / FILE_NAME if path.is_dir() else path
@@ -121,7 +121,7 @@ def recorded_choices(url: str, name: str) -> dict[str, tuple[Value, ...]]:
 
 
 class StudyReader:
-    """Read one study of a database; it holds neither the study's lock nor its database."""
+    """One study of a database; reading holds neither the study's lock nor its database."""
 
     def __init__(self, url: str, name: str) -> None:
         self.url, self.name = url, name

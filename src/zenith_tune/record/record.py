@@ -43,7 +43,7 @@ HEADER_KEY, TUNER_KEY = "zenithtune", "zenithtune_tuner"
 
 
 class StudyRecord:
-    """Keep the trials of one study; safe to use from several threads."""
+    """The stored trials of one study; safe to use from several threads."""
 
     def __init__(
         self, url: str, study_name: str, folder: StudyFolder, notify: Callable[[str], None] = lambda line: None

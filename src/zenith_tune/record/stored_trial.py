@@ -33,7 +33,7 @@ _EXPORTED = {
 
 
 class TrialFolders:
-    """Find the folders of trials where they are now: a whole output folder may have been moved, or copied."""
+    """The folders of trials where they are now: a whole output folder may have been moved, or copied."""
 
     def __init__(self, database: Path | None, default: Path | None = None) -> None:
         self._database, self._default = database, default

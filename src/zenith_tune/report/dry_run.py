@@ -71,7 +71,7 @@ _MAX_PRUNED_LINES = 20
 
 
 class DryRunText(DryRunListener):
-    """Print for people: every command, and the first of the pruned points."""
+    """A dry run for people: every command, and the first of the pruned points."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -111,7 +111,7 @@ class DryRunText(DryRunListener):
 
 
 class DryRunJson(DryRunListener):
-    """Print for programs: one JSON object per line."""
+    """A dry run for programs: one JSON object per line."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

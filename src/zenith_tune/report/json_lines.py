@@ -17,7 +17,7 @@ from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
 
 
 class JsonLinesReporter(StudyListener):
-    """Write every event to a stream, and pass it on to a listener for people."""
+    """A listener that writes every event to a stream, and passes it on to one for people."""
 
     def __init__(self, stream: IO[str], people: StudyListener) -> None:
         self._stream = stream

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.002
 
 
 class ProbeReport:
-    """Print probes."""
+    """Probes on a console."""
 
     def __init__(self, console: Console, *, gpu: str) -> None:
         self._console = console

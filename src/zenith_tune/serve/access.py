@@ -22,7 +22,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
 class Access:
-    """Judge requests; `token` is None where everybody who reaches the server may look."""
+    """The right to ask; `token` is None where everybody who reaches the server may look."""
 
     def __init__(self, token: str | None, port: int = 0) -> None:
         self.token = token

@@ -74,7 +74,7 @@ class TooMuchError(OSError):
 
 
 class BoundedReader(io.RawIOBase):
-    """Read from a socket until a deadline; a byte now and then does not put it off."""
+    """A reader of a socket until a deadline; a byte now and then does not put it off."""
 
     def __init__(self, connection: socket.socket, limit_s: float, limit_bytes: int) -> None:
         self._connection = connection

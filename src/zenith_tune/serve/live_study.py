@@ -22,7 +22,7 @@ from zenith_tune.study.files import Json
 
 
 class StudyLook:
-    """Look again and again at a study that stays the same one."""
+    """Repeated looks at a study that stays the same one."""
 
     def __init__(self, source: StudySource) -> None:
         from zenith_tune.report.study_digest import StudyDigest
@@ -34,7 +34,7 @@ class StudyLook:
 
     @property
     def is_of_another_file(self) -> bool:
-        """Tell whether the database was replaced: what is remembered of its trials would be of others."""
+        """Whether the database was replaced: what is remembered of its trials would be of others."""
         return self._inode_now() != self._inode
 
     def stamp(self, view: StudyView) -> object:
@@ -79,7 +79,7 @@ QUIET_S = 60.0
 
 
 class LiveState(StrEnum):
-    """Say what a study does."""
+    """What a study does."""
 
     RUNNING = "running"
     PAUSING = "pausing"
@@ -92,7 +92,7 @@ class LiveState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nobody is there to ask anything of."""
+        """Whether nobody is there to ask anything of."""
         return self in (LiveState.ENDED, LiveState.STOPPED, LiveState.UNREADABLE)
 
 
@@ -111,7 +111,7 @@ def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> Liv
 
 
 class ChangeLog:
-    """Number the looks at a study, and remember for each of its parts in which look that last changed.
+    """Numbered looks at a study, and for each of its parts the look in which it last changed.
 
     A marker such as `9f31c2d4-17` names a look. One of another server, or of before a trial vanished, is answered with
     everything.
@@ -153,7 +153,7 @@ class ChangeLog:
 
 
 class ControlUnavailable(UsageError):  # noqa: N818 - it says what a study is not in a state for
-    """Report why a request to a study cannot be granted."""
+    """The reason why a request to a study cannot be granted."""
 
 
 def control_of(view: StudyView) -> StudyControl | None:
@@ -169,7 +169,7 @@ LOOK_S = 1.0
 
 
 class LiveStudy:
-    """Look at a study for all who watch it; safe to use from several threads."""
+    """A study as all who watch it see it; safe to use from several threads."""
 
     def __init__(self, find: Callable[[], StudySource], name: str, look_s: float = LOOK_S) -> None:
         self.name = name

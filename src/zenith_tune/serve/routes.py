@@ -115,14 +115,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """Stand for an answer that continues for as long as somebody listens."""
+    """An answer that continues for as long as somebody listens."""
 
     study: LiveStudy
     marker: str | None
 
 
 class Routes:
-    """Answer requests about the studies of an index."""
+    """The answers to requests about the studies of an index."""
 
     def __init__(self, studies: StudyIndex, access: Access) -> None:
         self._studies, self._access = studies, access

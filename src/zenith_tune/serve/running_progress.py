@@ -25,7 +25,7 @@ Stamp = tuple[int, int, int]
 
 
 class RunningProgress:
-    """Read the logs of running trials; one that has not grown is not read again."""
+    """The logs of running trials; one that has not grown is not read again."""
 
     def __init__(self) -> None:
         self._evaluators: dict[str, TuningEvaluator | None] = {}
@@ -106,7 +106,7 @@ SETTLED_S = 2.0
 
 
 class SteadySource:
-    """Stand before a source; a database server is asked every time."""
+    """A source that is read only when it has changed; a database server is asked every time."""
 
     def __init__(self, source: StudySource) -> None:
         self.name = source.name
@@ -117,7 +117,7 @@ class SteadySource:
 
     @property
     def is_export(self) -> bool:
-        """Tell whether this is a study.json, which no tuner writes to."""
+        """Whether this is a study.json, which no tuner writes to."""
         return isinstance(self._source, ExportedStudy)
 
     def view(self) -> StudyView:

@@ -42,7 +42,7 @@ BEAT_S = 10.0
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """Read one request and answer it."""
+    """The answer to one request."""
 
     server: LiveServer
     protocol_version = "HTTP/1.1"
@@ -163,7 +163,7 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serve the studies of an index until it is closed."""
+    """A server of the studies of an index."""
 
     daemon_threads = True
     block_on_close = False
@@ -213,7 +213,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def is_local(self) -> bool:
-        """Tell whether only this machine reaches it."""
+        """Whether only this machine reaches it."""
         return self._socket_path is not None or is_loopback(self._host)
 
     def server_bind(self) -> None:

@@ -78,7 +78,7 @@ NAMES_S = 5.0
 
 
 class StudyIndex:
-    """Find studies by name; safe to use from several threads."""
+    """Studies by name; safe to use from several threads."""
 
     def __init__(self, source: StudySource | None, url: str | None, look_s: float = LOOK_S) -> None:
         self._source, self._url, self._look_s = source, url, look_s

@@ -44,7 +44,7 @@ class Word(NamedTuple):
 
     @property
     def is_static(self) -> bool:
-        """Tell whether the shell expands nothing in it."""
+        """Whether the shell expands nothing in it."""
         return self.static == len(self.value)
 
 

@@ -115,7 +115,7 @@ class ParsedCommand:
 
     @property
     def overrides(self) -> dict[str, str]:
-        """Return the program's arguments of the form KEY=VALUE, as Hydra and OmegaConf read them; the last of a key.
+        """The program's arguments of the form KEY=VALUE, as Hydra and OmegaConf read them; the last of a key.
 
         >>> ParsedCommand.of("python train.py F.yaml --x=1 model.tp=2 lr=1e-4").overrides
         {'model.tp': '2', 'lr': '1e-4'}
@@ -175,7 +175,7 @@ class ParsedCommand:
 
     @cached_property
     def needs_shell(self) -> bool:
-        """Tell whether the command uses shell syntax, so that only a shell can run it."""
+        """Whether the command uses shell syntax, so that only a shell can run it."""
         if not all(isinstance(token, Word) and token.is_static for token in self.tokens):
             return True
         command = self.commands[0]
@@ -193,7 +193,7 @@ class ParsedCommand:
 
     @property
     def program(self) -> str | None:
-        """Return the program that the shell will look for, or None where only the shell can know it."""
+        """The program that the shell will look for, or None where only the shell can know it."""
         target = self.found_target
         words = target.outer_words if target else ()
         while words and words[0].value in ("exec", "command"):
@@ -221,7 +221,7 @@ class ParsedCommand:
 
     @property
     def output_file(self) -> str | None:
-        """Return the file that the command, or a shell that it starts, writes its output to; None: to its caller.
+        """The file that the command, or a shell that it starts, writes its output to; None: to its caller.
 
         >>> ParsedCommand.of("bash -c 'python train.py > run.log'").output_file
         'run.log'
@@ -231,12 +231,12 @@ class ParsedCommand:
 
     @cached_property
     def commands(self) -> tuple[SimpleCommand, ...]:
-        """Return the simple commands between its operators."""
+        """The simple commands between its operators."""
         return tuple(simple_commands(self.tokens))
 
     @property
     def target(self) -> Target:
-        """Return the program that trains, or raise CommandError with the reason why that is unknown."""
+        """The program that trains, or raise CommandError with the reason why that is unknown."""
         if isinstance(self._found, CommandError):
             # A fresh error: raising the kept one again would pile up tracebacks on it.
             raise CommandError(self._found.problem, hint=self._found.hint)
@@ -244,23 +244,23 @@ class ParsedCommand:
 
     @property
     def found_target(self) -> Target | None:
-        """Return the program that trains, or None where that is unknown."""
+        """The program that trains, or None where that is unknown."""
         return None if isinstance(self._found, CommandError) else self._found
 
     @property
     def front(self) -> list[str]:
-        """Return the words in front of the script's own arguments: launchers, their options, and the script."""
+        """The words in front of the script's own arguments: launchers, their options, and the script."""
         target = self.found_target
         return [word.value for word in target.words[: target.first]] if target else []
 
     @cached_property
     def launcher(self) -> RankLauncher | None:
-        """Return the launcher that starts the ranks, or None where there is none that can be seen."""
+        """The launcher that starts the ranks, or None where there is none that can be seen."""
         return RankLauncher.find(self.text, self.found_target)
 
     @property
     def started(self) -> StartedProgram:
-        """Return the launcher, or what runs the training program without one, for variables to be set."""
+        """The launcher, or what runs the training program without one, for variables to be set."""
         return self.launcher or StartedProgram.of(self.text, self.target)
 
     @cached_property

@@ -116,7 +116,7 @@ class MimoPoints:
 
 @StrategyRegistry.register(NAME)
 class MimoRankedStrategy(TuningStrategy):
-    """Try the best layouts of the plan of preset mimo, and report where the fastest gains.
+    """The best layouts of the plan of preset mimo, with a report of where the fastest gains.
 
     Every run corrects what is expected of the others. The search ends where nothing left is expected to be faster, and
     enough homogeneous layouts have run to compare the fastest with the best of them.

@@ -64,7 +64,7 @@ def clear_faults(folder: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """Try again what failed for a reason that may pass, for a while; safe to use from several threads.
+    """Repeated tries of what failed for a reason that may pass, for a while; safe to use from several threads.
 
     What broke off may have been carried out all the same: whatever is called must find that out by itself.
     """

@@ -31,7 +31,7 @@ class Parameter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class IntParameter(Parameter):
-    """Take whole numbers from `low` to `high`, both included, every `step`.
+    """Whole numbers from `low` to `high`, both included, every `step`.
 
     >>> IntParameter(1, 9, step=2).grid(3)
     [1, 5, 9]
@@ -63,7 +63,7 @@ class IntParameter(Parameter):
 
 @dataclass(frozen=True, slots=True)
 class FloatParameter(Parameter):
-    """Take real numbers from `low` to `high`, spread evenly or by ratio (`log`)."""
+    """Real numbers from `low` to `high`, spread evenly or by ratio (`log`)."""
 
     low: float
     high: float
@@ -99,7 +99,7 @@ class FloatParameter(Parameter):
 
 @dataclass(frozen=True, slots=True, init=False)
 class CategoricalParameter(Parameter):
-    """Take one of a list of choices, in the order given."""
+    """One of a list of choices, in the order given."""
 
     choices: tuple[Value, ...]
 
@@ -122,7 +122,7 @@ class CategoricalParameter(Parameter):
 
 
 class BoolParameter(CategoricalParameter):
-    """Take False or True."""
+    """False or True."""
 
     def __init__(self) -> None:
         super().__init__([False, True])
@@ -139,7 +139,7 @@ def _spread(low: float, high: float, num_points: int) -> list[float]:
 
 
 class Direction(StrEnum):
-    """Say which of two values is better."""
+    """Which of two values is better."""
 
     MINIMIZE = "minimize"
     MAXIMIZE = "maximize"

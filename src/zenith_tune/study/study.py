@@ -138,7 +138,7 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """Return the best trial; one that failed or takes more memory than it may is never it.
+        """The best trial; one that failed or takes more memory than it may is never it.
 
         Once trials ran again, it is one of them: what ran only once must be clearly better, and no longer counts when
         as many ran again as are worth it.
@@ -150,7 +150,7 @@ class Study:
 
     @property
     def contender(self) -> Trial | None:
-        """Return the best of those that ran only once, unless one that ran again is as good within the noise."""
+        """The best of those that ran only once, unless one that ran again is as good within the noise."""
         checked, other = self._checked, self._unchecked
         if checked is None or other is None or checked.value is None or other.value is None:
             return other
@@ -165,14 +165,14 @@ class Study:
 
     @property
     def runs(self) -> list[Trial]:
-        """Return every run, those of the user's own command first."""
+        """Every run, those of the user's own command first."""
         first, again = self.first_baseline, self.baseline
         own = [trial for trial in (first, again if again is not first else None) if trial is not None]
         return [*own, *self.failed_again, *self.trials]
 
     @property
     def counted(self) -> list[Trial]:
-        """Return the trials that count: of one that ran again, the last run."""
+        """The trials that count: of one that ran again, the last run."""
         return [trial for trial in self.trials if trial.number not in self._replaced]
 
     def allow_reruns(self) -> None:
@@ -253,7 +253,7 @@ class Study:
 
     @property
     def fastest(self) -> Trial | None:
-        """Return the best of all runs that went well, the user's own command included.
+        """The best of all runs that went well, the user's own command included.
 
         Where options take no effect, it is that command; where it takes more memory than it may, it is a trial.
         """
@@ -277,7 +277,7 @@ class Study:
 
     @property
     def best_is_own(self) -> bool:
-        """Tell whether the best trial has the settings of the user's own command."""
+        """Whether the best trial has the settings of the user's own command."""
         return bool(self.own_params) and self.best is not None and dict(self.best.params) == dict(self.own_params or {})
 
     def gain_of(self, trial: Trial) -> float | None:
@@ -291,13 +291,13 @@ class Study:
 
     @property
     def noise(self) -> float | None:
-        """Return the smallest gain of the best trial that is beyond the noise of both runs."""
+        """The smallest gain of the best trial that is beyond the noise of both runs."""
         spreads = [trial.spread for trial in (self.best, self.baseline) if trial is not None]
         return sum(spread or 0.0 for spread in spreads) if len(spreads) == 2 else None
 
     @property
     def is_within_noise(self) -> bool:
-        """Tell whether the gain lies inside the two spreads, so that it may be none."""
+        """Whether the gain lies inside the two spreads, so that it may be none."""
         return self.gain is not None and 0 < self.gain < (self.noise or 0.0)
 
     def counts(self) -> Counter[Outcome]:

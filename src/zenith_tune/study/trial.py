@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def is_rerun(self) -> bool:
-        """Tell whether it ran another trial again: it then stands for that one."""
+        """Whether it ran another trial again: it then stands for that one."""
         return self.rerun_of is not None
 
     @property
@@ -106,12 +106,12 @@ class Trial:
 
     @property
     def was_cut_off(self) -> bool:
-        """Tell whether it ended with its study; one that was cancelled by hand or by a scheduler has a `failure`."""
+        """Whether it ended with its study; one that was cancelled by hand or by a scheduler has a `failure`."""
         return self.outcome is Outcome.CANCELLED and self.failure is None
 
     @property
     def ok(self) -> bool:
-        """Tell whether the trial went well, also where it repeats one that did."""
+        """Whether the trial went well, also where it repeats one that did."""
         return self.value is not None
 
 

@@ -28,7 +28,7 @@ _BLANK = "\x00 \t\r\n"
 
 
 class TrialLog:
-    """Read the log of one trial; what is no regular file that can be read is an empty log.
+    """The log of one trial; what is no regular file that can be read is an empty log.
 
     >>> TrialLog(Path("no such file")).text()
     ''

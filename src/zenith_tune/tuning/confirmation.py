@@ -16,7 +16,7 @@ from zenith_tune.units import format_value
 
 
 class Confirmation:
-    """Run the best trial again, then the user's own command, and then those that may be better than what it measured.
+    """Second runs of the best trial, of the user's own command, and of trials that may be better by now.
 
     `side_by_side` says whether trials shared the machine while the study was searched, `claims` whether a gain is to be
     confirmed.

@@ -69,7 +69,7 @@ class TrialRequest:
 
 
 class TrialExecution:
-    """Turn a request into a finished Trial."""
+    """The way from a request to a finished Trial."""
 
     def __init__(self, runner: Runner, config: StudyConfig, patience: RetryPolicy) -> None:
         self._runner, self._patience = runner, patience

@@ -32,7 +32,7 @@ def ending_by(error: BaseException) -> StudyEnding:
 
 
 class Interruption:
-    """Catch the signals that ask a study to stop, for as long as the block runs.
+    """The signals that ask a study to stop, caught for as long as the block runs.
 
     A handler that raised would strike between any two instructions, also between a trial's start and its entry in
     the record; so it only takes note and wakes the runner, and the study stops at the next safe place. Where that place

@@ -62,7 +62,7 @@ class Group:
 
 
 class LeverPhase:
-    """Try the levers of a preset on the fastest run of a study."""
+    """Trials of the levers of a preset on the fastest run of a study."""
 
     def __init__(self, session: StudySession, evaluate: EvalFunction, note: Callable[[str], None]) -> None:
         self._session, self._evaluate, self._note = session, evaluate, note

@@ -14,7 +14,7 @@ from zenith_tune.tuning.execution import TrialExecution, TrialRequest
 
 
 class OrphanedTrials:
-    """End the trials of a killed tuner, keep those that had finished, and follow those whose jobs may continue."""
+    """Trials of a killed tuner: those that had finished are kept, jobs that may continue are followed, others end."""
 
     def __init__(
         self, execution: TrialExecution, notifier: StudyNotifier, folder: Path, timeout_s: float | None

@@ -37,7 +37,7 @@ class Point:
 
 
 class TrialScheduler:
-    """Answer a strategy: from the rules, from the record, or by a real run.
+    """Answers to a strategy: from the rules, from the record, or by a real run.
 
     Two points that the study identifies alike are one run. `recorded` has the trials of earlier runs of this study:
     they are answered without running, and their part of the budget is spent already. A point that has the settings of

@@ -50,7 +50,7 @@ _FINISHED = (Outcome.OK, Outcome.OOM, Outcome.TIMEOUT, Outcome.ERROR)
 
 
 class StudySession:
-    """Run the trials of one study and keep its record, from the lock to the last export."""
+    """The trials of one study and its record, from the lock to the last export."""
 
     def __init__(
         self, config: StudyConfig, runner: Runner, listener: Callable[[], StudyListener], interruption: Interruption

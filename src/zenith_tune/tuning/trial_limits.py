@@ -21,7 +21,7 @@ SHORTEST = 0.8
 
 
 class TrialLimits:
-    """Bound the trials of a study; `keeps` leaves room to run the best and the user's own command again."""
+    """The bounds on the trials of a study; `keeps` leaves room to run the best and the user's own command again."""
 
     def __init__(self, config: StudyConfig, study: Study) -> None:
         self.config = config

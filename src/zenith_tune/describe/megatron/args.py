@@ -33,7 +33,7 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MegatronArgs:
-    """Read options in either spelling; an option that holds a placeholder such as {tp} counts as not given.
+    """Options in either spelling; an option that holds a placeholder such as {tp} counts as not given.
 
     >>> args = MegatronArgs.of(["--num-layers", "16", "--micro_batch_size={mbs}", "--bf16"])
     >>> args.count("--num-layers"), args.count("--micro-batch-size"), args.has("--bf16")

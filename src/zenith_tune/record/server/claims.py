@@ -103,7 +103,7 @@ def run_key(run: RunKey) -> str:
 
 
 class Claims:
-    """Make and give up the claims of one tuner on one study."""
+    """The claims of one tuner on one study."""
 
     def __init__(self, engine: Engine, study_id: int, url: str, patience: RetryPolicy) -> None:
         self.tuner = uuid.uuid4().hex

@@ -17,7 +17,7 @@ from zenith_tune.study.trial import Outcome, RunKey, Trial
 
 
 class Heartbeat:
-    """Call `show` from a thread of its own; a server that is away is asked again at the next beat."""
+    """Calls of `show` from a thread of its own; a server that is away is asked again at the next beat."""
 
     def __init__(self, show: Callable[[], None], beat_s: float) -> None:
         self._show = show
@@ -71,7 +71,7 @@ class _Wait:
 
 
 class OtherTuners:
-    """Share a study with other tuners; one thread looks after all that this tuner waits for.
+    """The other tuners of a study; one thread looks after all that this tuner waits for.
 
     `take_in` gets every trial that another tuner finished. `recover` is handed the trials of dead tuners: it ends
     each one in the record, or returns True where its job continues and is to be followed here. `check` raises when this

@@ -105,7 +105,7 @@ MAX_PROBLEMS = 8
 
 
 class PlanReport:
-    """Print plans, explanations and comparisons."""
+    """Plans, explanations and comparisons on a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console if console.is_terminal else Console(file=console.file, width=MAX_WIDTH)

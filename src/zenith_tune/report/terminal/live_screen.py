@@ -156,7 +156,7 @@ class LiveScreen:
 
 @dataclass(frozen=True, slots=True)
 class DrawnTrials:
-    """Draw trials as far as the terminal is high: those that run, then the last that ended."""
+    """Trials as far as the terminal is high: those that run, then the last that ended."""
 
     ended: Sequence[ScreenRow]
     running: Sequence[ScreenRow]

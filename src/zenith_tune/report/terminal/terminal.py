@@ -66,7 +66,7 @@ def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: b
 
 
 class TerminalReporter(StudyListener):
-    """Print what happens, live if the console is a terminal."""
+    """A listener that prints what happens, live if the console is a terminal."""
 
     def __init__(self, console: Console | None = None, *, live: bool = True) -> None:
         self._console = console or Console(stderr=True, highlight=False)

@@ -38,7 +38,7 @@ class HostShell:
 
     @property
     def is_local(self) -> bool:
-        """Tell whether the host is this machine, which needs no ssh."""
+        """Whether the host is this machine, which needs no ssh."""
         own = socket.gethostname()
         return self.name in {"localhost", "127.0.0.1", "::1", own, own.partition(".")[0]}
 

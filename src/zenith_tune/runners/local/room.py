@@ -196,7 +196,7 @@ class LocalRoom:
 
     @property
     def own_variables(self) -> dict[str, str]:
-        """Return the variables that the room sets for a trial, each with what it stands for."""
+        """The variables that the room sets for a trial, each with what it stands for."""
         own = own_variables(has_gpus=self._gpu_sets is not None)
         return {name: what for name, what in own.items() if name == GPUS or self.num_slots > 1}
 

@@ -48,7 +48,7 @@ class RayCluster:
 
     @property
     def ray(self) -> Any:
-        """Return the module, connected."""
+        """The module, connected."""
         with self._connecting:
             if self._ray is None:
                 self._ray = self._connected()

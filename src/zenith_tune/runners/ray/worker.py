@@ -23,7 +23,7 @@ _GUARD = 'exec 3<&0; { exec <&3 3<&-; cat >/dev/null; /bin/sh -c "$0" end-marked
 
 
 class RayWorker:
-    """Run one command on this node; its methods are called from afar, each in a thread of its own."""
+    """One command on this node; its methods are called from afar, each in a thread of its own."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
