@@ -67,8 +67,9 @@ class HookedEvaluator(SpeedEvaluator):
             raise (OtherSettingsError if params and run.reports else ValueError)(fault)
         if not run.timed:
             return self._without_steps(log, run)
+        timed = zip(run.seconds, run.timed, strict=True)
         return LoggedSteps(
-            steps=[Step(number=step.number, seconds=step_s) for step_s, step in run.timed],
+            steps=[Step(number=step.number, seconds=step_s) for step_s, (_, step) in timed],
             num_trained=len(run.steps),
             peak_bytes=run.peak_bytes,
             sizes=JobSizes(gbs=self._batch(run, params)),
