@@ -24,7 +24,7 @@ COMMAND = "zenith_tune.cli.doctor"
 
 
 class _BeforeCommand(click.Command):
-    """A command that keeps what stands behind -- apart: a log and a training command are not mistaken for one another."""
+    """A command that keeps what stands behind -- apart, so that a log is not mistaken for a training command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, command = args, []
