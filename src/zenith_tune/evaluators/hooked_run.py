@@ -170,6 +170,11 @@ class HookedRun:
         pairs = itertools.pairwise(self.steps)
         return [(b.at_s - a.at_s, b) for a, b in pairs if b.at_s > a.at_s and b.passes == usual]
 
+    @property
+    def seconds(self) -> list[float]:
+        """The time of each timed step; a run that knows its tokens scales them."""
+        return [step_s for step_s, _ in self.timed]
+
     def fault(self, asked: RunAsked) -> str | None:
         """Return in one line how the job differs from what was asked for."""
         if not self.reports:

@@ -67,8 +67,9 @@ class HookedEvaluator(SpeedEvaluator):
             raise (OtherSettingsError if params and run.reports else ValueError)(fault)
         if not run.timed:
             return self._without_steps(log, run)
+        numbers = [step.number for _, step in run.timed]
         return LoggedSteps(
-            steps=[Step(number=step.number, seconds=step_s) for step_s, step in run.timed],
+            steps=[Step(number=number, seconds=step_s) for number, step_s in zip(numbers, run.seconds, strict=True)],
             num_trained=len(run.steps),
             peak_bytes=run.peak_bytes,
             sizes=JobSizes(gbs=self._batch(run, params)),
