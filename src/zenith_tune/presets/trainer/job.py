@@ -125,7 +125,7 @@ class TrainerJob(HookedJob):
             return False
         if name == ATTENTION:
             return self.trainer.attention != value
-        return self.trainer.arguments.get(name, value) != value
+        return bool(self.trainer.arguments.get(name, value) != value)
 
     def carrier(self, name: str) -> Carrier:
         """Return by what an argument reaches the Trainer."""
