@@ -60,7 +60,7 @@ def value_of(x: int) -> int:
 
 
 def study(
-    folder: Path, parallel: int | None = None, num_trials: int = NUM_TRIALS, seconds: str = ""
+    folder: Path, parallel: int | str = "auto", num_trials: int = NUM_TRIALS, seconds: str = ""
 ) -> tuple[Witness, object]:
     folder.mkdir(parents=True)
     trainer = folder / "trainer.sh"

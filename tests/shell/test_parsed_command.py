@@ -102,7 +102,7 @@ NESTED = [
     ("bash -c \"bash -c 'python t.py --tp 4'\"", "bash -c \"bash -c 'python t.py --tp 8'\""),
     ("bash -c python\\ t.py\\ --tp\\ 4", "bash -c python\\ t.py\\ --tp\\ 8"),
     ("bash -c python\\ t.py", "bash -c python\\ t.py' --tp 8'"),
-    ("bash -c $'python t.py --tp 4'", "bash -c $'python t.py --tp 8'"),
+    ("bash -c $'python t.py\\t--tp\\t4'", "bash -c $'python t.py\\t--tp\\t8'"),
     ("bash -c 'python t.py --tp '\"1\"'6 --lr 1'", "bash -c 'python t.py --tp '\"8\"' --lr 1'"),
     ("sbatch --wrap='python t.py' -N 2", "sbatch --wrap='python t.py --tp 8' -N 2"),
 ]
@@ -172,7 +172,7 @@ def test_values_are_written_so_that_shell_and_argparse_read_them_back(value: Val
         "bash -c \"bash -c 'PROGRAM'\"",
         "bash -c 'bash -c \"PROGRAM --k=old\"'",
         "bash -c PROGRAM\\ --k=old",
-        "bash -c $'PROGRAM --k old'",
+        "bash -c $'PROGRAM --k \\'old\\''",
     ],
 )
 def test_a_value_that_needs_quotes_survives_every_nesting(value: str, command: str, tmp_path: Path) -> None:

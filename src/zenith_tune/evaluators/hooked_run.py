@@ -172,7 +172,7 @@ class HookedRun:
 
     @property
     def seconds(self) -> list[float]:
-        """The time of each timed step; a run that knows its tokens scales them."""
+        """The time of each timed step, as it is compared with those of other runs."""
         return [step_s for step_s, _ in self.timed]
 
     def fault(self, asked: RunAsked) -> str | None:

@@ -67,9 +67,9 @@ class HookedEvaluator(SpeedEvaluator):
             raise (OtherSettingsError if params and run.reports else ValueError)(fault)
         if not run.timed:
             return self._without_steps(log, run)
-        numbers = [step.number for _, step in run.timed]
+        timed = zip(run.seconds, run.timed, strict=True)
         return LoggedSteps(
-            steps=[Step(number=number, seconds=step_s) for number, step_s in zip(numbers, run.seconds, strict=True)],
+            steps=[Step(number=step.number, seconds=step_s) for step_s, (_, step) in timed],
             num_trained=len(run.steps),
             peak_bytes=run.peak_bytes,
             sizes=JobSizes(gbs=self._batch(run, params)),

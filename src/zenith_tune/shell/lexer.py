@@ -17,6 +17,7 @@ class Quote(Enum):
     NONE = "none"
     SINGLE = "'"
     DOUBLE = '"'
+    ANSI = "$'"
 
 
 class Part(NamedTuple):
@@ -77,7 +78,9 @@ _OPERATOR = re.compile(r";;&|;;|;&|&&|&|\|\||\|&|[|;()\n]")
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_@%+=:,./-]+(?=[ \t\n;|&<>)]|\Z)")
 _ORDINARY = re.compile(r"[^ \t\n'\"\\$`*?\[~<>|&;()]+")
 _IN_DOUBLE = re.compile(r'[^"\\$`]+')
-_ANSI = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
+_IN_ANSI = re.compile(r"[^'\\]+")
+_ANSI_ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{1,2}|u[0-9A-Fa-f]{1,4}|U[0-9A-Fa-f]{1,8}|[0-7]{1,3}|c.|.)", re.DOTALL)
+_ANSI_NAMED = dict(zip("abeEfnrtv\\'\"?", "\a\b\x1b\x1b\f\n\r\t\v\\'\"?", strict=True))
 _PARAMETER = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.ASCII)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z", re.ASCII)
 _CLOSERS = {"(": ")", "{": "}", "[": "]"}
@@ -248,14 +251,18 @@ class _Lexer:
             self._add(parts, quote, expands, match.end() if match else start + 1)
 
     def _read_ansi(self, parts: list[Part]) -> None:
-        """Read `$'..'`; its escapes are left to the shell."""
-        if (match := _ANSI.match(self.text, self.at)) is None:
-            raise self._unclosed(self.at)
-        if "\\" in match[0]:
-            self._add(parts, Quote.NONE, True, match.end())
-        else:
-            self.at += 1
-            self._read_single(parts)
+        opening = self.at
+        self.at += 2
+        self._add(parts, Quote.ANSI, False, self.at)
+        while not self.text.startswith("'", self.at):
+            if match := _IN_ANSI.match(self.text, self.at):
+                self._add(parts, Quote.ANSI, False, match.end())
+            elif escape := _ANSI_ESCAPE.match(self.text, self.at):
+                value = _ansi_value(escape.group()[1:])
+                self._add(parts, Quote.ANSI, value is None, escape.end(), value)
+            else:
+                raise self._unclosed(opening)
+        self.at += 1
 
     def _closing(self, opening: int, quote: Quote = Quote.NONE) -> int:
         """Return the offset after the bracket that closes the one at `opening`."""
@@ -303,6 +310,17 @@ class _Lexer:
         before = " ".join(f"{match[0] if match else ''}{self.text[at]}".split())
         problem = "every quote and bracket of the training command must be closed"
         return CommandError(f"{problem}, but the one at character {at + 1} is not: {before}")
+
+
+def _ansi_value(escape: str) -> str | None:
+    """Return the character of an escape in `$'..'`, or None for a byte or control that is left to the shell."""
+    if escape[0] in "xuU01234567":
+        code = int(escape, 8) if escape[0].isdecimal() else int(escape[1:] or "0", 16)
+        is_letter = escape[0] in "uU" or code < 0x80
+        return chr(code) if is_letter and 0 < code < 0x110000 and len(escape) > (escape[0] in "xuU") else None
+    if escape[0] == "c":
+        return None
+    return _ANSI_NAMED.get(escape, f"\\{escape}")
 
 
 def _joined(start: int, end: int, parts: tuple[Part, ...]) -> Word:

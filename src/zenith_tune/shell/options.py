@@ -157,4 +157,6 @@ def _escaped(text: str, quote: Quote) -> str:
         return text.replace("'", "'\\''")
     if quote is Quote.DOUBLE:
         return re.sub(r'([\\"$`])', r"\\\1", text)
+    if quote is Quote.ANSI:
+        return re.sub(r"([\\'])", r"\\\1", text)
     return shlex.quote(text) if text else ""

@@ -24,6 +24,7 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, RunKey, Trial
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.events import StudyListener
+from zenith_tune.units import count
 
 T = TypeVar("T")
 
@@ -270,7 +271,7 @@ class TrialScheduler:
 
     def _exhausted(self) -> TrialExhausted:
         kept = f"; {self._num_reserved} reserved for performance settings" if self._num_reserved else ""
-        return TrialExhausted(f"trial budget of {self._limits.n_trials} used{kept}")
+        return TrialExhausted(f"trial budget used: {count(self._limits.n_trials or 0, 'trial')}{kept}")
 
     def _give_back(self, future: Future[Trial], identity: str) -> None:
         """Forget a trial that the strategy cancelled before it started: at once, so that it can ask for another."""

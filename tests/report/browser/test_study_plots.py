@@ -109,7 +109,7 @@ def test_without_a_plan_the_page_says_why_in_a_line(browser: Browser, tmp_path: 
     browser.open(tmp_path, data("plain"))
     why = data("plain")["why_no_plan"]
     assert "model" in why and [why in reason for reason in browser.texts("#unshown dd")] == [True, False]
-    assert "doctor" in browser.texts("#unshown dt")[1]
+    assert browser.texts("#unshown dt")[1] == "Diagnosis"
     assert browser.one("#predicted").get_attribute("hidden") is not None
     assert browser.one("#timeline").get_attribute("hidden") is not None
     assert browser.count("#plot-progress .mark") == NUM_TRIALS + 1

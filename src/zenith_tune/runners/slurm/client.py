@@ -45,8 +45,8 @@ def fields(line: str) -> dict[str, str]:
     'Linux 6.1 #1 SMP'
     """
     found = list(_FIELD.finditer(line))
-    ends = [each.start() for each in found[1:]] + [len(line)]
-    return {each[1]: line[each.end() : end].strip() for each, end in zip(found, ends, strict=True)}
+    ends = [*(each.start() for each in found[1:]), len(line)]
+    return {each[1]: line[each.end() : end].strip() for each, end in zip(found, ends, strict=False)}  # none: no field
 
 
 def duration_s(text: str) -> float | None:
