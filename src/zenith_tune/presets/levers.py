@@ -105,7 +105,11 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverDeclaration(Generic[At]):
-    """The declaration of a lever; presets add how it is written, and what a log says of it."""
+    """The declaration of a lever; presets add how it is written, and what a log says of it.
+
+    What levers are asked for is named once, where they are listed: `LEVERS: tuple[LeverDeclaration[Point], ...] = (...)`.
+    A class with slots cannot be called as `LeverDeclaration[Point](...)` in Python 3.11.
+    """
 
     name: str
     value: Value = True

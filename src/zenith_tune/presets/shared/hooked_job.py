@@ -186,7 +186,7 @@ class Sharding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HookedSpace(AxisSpace, Generic[J]):
+class HookedSpace(AxisSpace, ABC, Generic[J]):
     """The axes of a job: the micro-batch, how it is sharded, and what its framework adds."""
 
     sharding_axis: ClassVar[str]
