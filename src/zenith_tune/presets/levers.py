@@ -107,8 +107,8 @@ class Effect:
 class LeverDeclaration(Generic[At]):
     """The declaration of a lever; presets add how it is written, and what a log says of it.
 
-    What levers are asked for is named once, where they are listed: `LEVERS: tuple[LeverDeclaration[Point], ...] = (...)`.
-    A class with slots cannot be called as `LeverDeclaration[Point](...)` in Python 3.11.
+    The kind of `At` is written once, at the tuple of a framework's levers: Python 3.11 cannot call a generic class that
+    has slots as `LeverDeclaration[At](...)`.
     """
 
     name: str
