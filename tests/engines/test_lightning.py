@@ -81,7 +81,7 @@ def test_a_trial_trains_with_its_settings_and_leaves_nothing(
     (tmp_path / "train.py").write_text(SCRIPT.format(package=package, devices=1, data=data))
     asked = {"micro_batch": 2, "accumulate_grad_batches": 2, "matmul": "high", "compile": compiles}
     settings = {"set": asked, "steps": 20}
-    for name, text in hook_files({"lightning": settings}, "accelerate", "model", "trainer").items():
+    for name, text in hook_files({"lightning": settings}, "accelerate", "model").items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import os
 import sys
 from typing import Any
 
 from .model import ModelWatch, unwrapped
-from .process import measured, plain, report, watch
+from .process import measured, plain, process_name, report, watch
 
 WRAPPERS = ("MegatronEngine", "DeepSpeedEngine", "FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel")
 PLUGIN_FIELDS = {
@@ -100,7 +99,7 @@ class Watch:
         report(
             {
                 "event": "prepared",
-                "process": f"{os.uname().nodename}:{os.getpid()}",
+                "process": process_name(),
                 "version": getattr(sys.modules.get("accelerate"), "__version__", ""),
                 "type": str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)),
                 "processes": accelerator.num_processes,

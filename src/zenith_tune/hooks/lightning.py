@@ -10,18 +10,15 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import os
 import time
 from typing import Any
 
-from .process import measured, report, watch
+from .process import MOST_TIMES, STEPS_S, compute_capability, measured, process_name, report, watch, with_values
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 ACCUMULATION = "accumulate_grad_batches"
 IN_BATCHES = ("limit_train_batches", "val_check_interval")
 """Arguments that count micro-batches where they are whole numbers."""
-MOST_TIMES, STEPS_S = 5, 10.0
-"""So many times its updates a trial makes at most on a GPU, until they have taken so long."""
 IN_TRIALS = {
     **dict.fromkeys(("max_time", "min_steps", "min_epochs", "profiler")),
     **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
@@ -48,29 +45,29 @@ class LightningHook:
 
     def install(self, module: Any) -> None:
         """Wrap the making of a Trainer, and its training."""
-        module.Trainer.__init__ = self.making(module.Trainer.__init__)
+        module.Trainer.__init__ = with_values(module.Trainer.__init__, self.arguments)
         module.Trainer.fit = self.fitting(module.Trainer.fit)
 
-    def making(self, method: Any) -> Any:
-        """Return a constructor with the arguments set; it takes keywords alone."""
-        known = inspect.signature(method).parameters
-
-        @functools.wraps(method)
-        def made(this: Any, *args: Any, **kwargs: Any) -> None:
-            own = kwargs.get(ACCUMULATION) or 1
-            for name in IN_BATCHES:
-                if type(kwargs.get(name)) is int:
-                    kwargs[name] = max(kwargs[name] * self.values.get(ACCUMULATION, own) // own, 1)
-            values = self.values
-            if self.steps:
-                logger = importlib.import_module(self.package + ".loggers.logger").DummyLogger()
-                limits = {"max_steps": MOST_TIMES * self.steps, "default_root_dir": self.folder}
-                callbacks = wanted(kwargs.get("callbacks"))
-                values = {**IN_TRIALS, **limits, "logger": logger, "callbacks": callbacks, **values}
-            kwargs.update({name: value for name, value in values.items() if name in known})
-            method(this, *args, **kwargs)
-
-        return made
+    def arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments to set in a Trainer that is made with others."""
+        own = given.get(ACCUMULATION) or 1
+        counts = {
+            name: max(given[name] * self.values.get(ACCUMULATION, own) // own, 1)
+            for name in IN_BATCHES
+            if type(given.get(name)) is int
+        }
+        if not self.steps:
+            return {**counts, **self.values}
+        logger = importlib.import_module(self.package + ".loggers.logger").DummyLogger()
+        limits = {"max_steps": MOST_TIMES * self.steps, "default_root_dir": self.folder}
+        return {
+            **counts,
+            **IN_TRIALS,
+            **limits,
+            "logger": logger,
+            "callbacks": wanted(given.get("callbacks")),
+            **self.values,
+        }
 
     def fitting(self, method: Any) -> Any:
         """Return a training with the settings; that of a trial ends the program."""
@@ -198,13 +195,12 @@ def described(trainer: Any, module: Any, version: str) -> dict[str, Any]:
     import torch
 
     from .accelerate import flat, wrapper_of
-    from .trainer import compute_capability
 
     size, precision = batch_size(trainer), str(trainer.precision)
     norms = (torch.nn.modules.batchnorm._BatchNorm,)
     return {
         "event": "prepared",
-        "process": f"{os.uname().nodename}:{os.getpid()}",
+        "process": process_name(),
         "version": version,
         "type": type(trainer.strategy).__name__,
         "processes": trainer.world_size,

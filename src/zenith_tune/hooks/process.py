@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -13,6 +15,9 @@ from typing import Any
 PREFIX = "zenithtune: "
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Variables by which launchers number their processes."""
+MOST_TIMES, STEPS_S = 5, 10.0
+"""So many times its updates a trial makes at most on a GPU, until they have taken so long: with batches of many
+lengths, memory and kernels take a while to settle."""
 
 
 class WatchImports:
@@ -59,6 +64,28 @@ def is_first_rank() -> bool:
     return next((os.environ[name] for name in RANKS if os.environ.get(name)), "0") == "0"
 
 
+def process_name() -> str:
+    """Return what tells this process from the others of the job."""
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
+def with_values(method: Any, values_for: Any) -> Any:
+    """Return a constructor with other arguments, whatever the program gives for them; unknown ones are left out.
+
+    `values_for` returns them, given those of the program by their names.
+    """
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def made(this: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(this, *args, **kwargs)
+        values = values_for(given.arguments).items()
+        given.arguments.update({name: value for name, value in values if name in signature.parameters})
+        method(*given.args, **given.kwargs)
+
+    return made
+
+
 def plain(value: Any) -> Any:
     """Return a value that JSON can hold: the value of an enumeration, and the class of any other object."""
     value = getattr(value, "value", value)
@@ -74,3 +101,13 @@ def measured() -> dict[str, Any]:
         torch.cuda.synchronize()
         found["peak_bytes"] = torch.cuda.max_memory_reserved()
     return {**found, "seconds": time.monotonic()}
+
+
+def compute_capability() -> int:
+    """Return the GPU's compute capability times ten; 0 without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    major, minor = torch.cuda.get_device_capability()
+    return int(10 * major + minor)

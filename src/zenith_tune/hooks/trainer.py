@@ -9,12 +9,11 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import os
 import sys
 import time
 from typing import Any
 
-from .process import plain, report, watch
+from .process import STEPS_S, compute_capability, plain, process_name, report, watch, with_values
 
 HERE = "{here}"
 """The hook's folder, where a value names it."""
@@ -23,9 +22,6 @@ FIELD = "per_device_train_batch_size"
 PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
 """Modules with an HfArgumentParser: TRL has a copy of its own."""
 NEEDS_EVALUATION = "EarlyStoppingCallback"
-STEPS_S = 10.0
-"""Seconds of updates that a trial makes at least on a GPU, within its `max_steps`: with batches of many lengths, memory
-and kernels take a while to settle."""
 
 
 class Arguments:
@@ -52,20 +48,7 @@ class Arguments:
             if method is None or each in self.done or FIELD not in inspect.signature(method).parameters:
                 continue
             self.done.add(each)
-            each.__init__ = self.setting(method)
-
-    def setting(self, method: Any) -> Any:
-        """Return a constructor with the fields set, whatever the program gives for them; unknown ones are left out."""
-        signature = inspect.signature(method)
-        known = {name: value for name, value in self.values.items() if name in signature.parameters}
-
-        @functools.wraps(method)
-        def wrapped(this: Any, *args: Any, **kwargs: Any) -> None:
-            given = signature.bind(this, *args, **kwargs)
-            given.arguments.update(known)
-            method(*given.args, **given.kwargs)
-
-        return wrapped
+            each.__init__ = with_values(method, lambda given: self.values)
 
 
 class TrainerWatch:
@@ -155,7 +138,7 @@ class TrainerWatch:
         args, model = trainer.args, trainer.model
         values = {name: plain(getattr(args, name)) for name in self.reported if hasattr(args, name)}
         return {
-            "process": f"{os.uname().nodename}:{os.getpid()}",
+            "process": process_name(),
             "class": type(trainer).__name__,
             "version": getattr(sys.modules.get("transformers"), "__version__", ""),
             "arguments": values,
@@ -201,16 +184,6 @@ def num_tokens(inputs: Any) -> Any:
             return mask.sum() if mask.shape == tokens.shape else None
         return tokens.numel() if tokens.shape[0] == 1 else None  # in one row there is nothing to pad
     return None
-
-
-def compute_capability() -> int:
-    """Return the GPU's compute capability times ten; 0 without a GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return 0
-    major, minor = torch.cuda.get_device_capability()
-    return int(10 * major + minor)
 
 
 def start(settings: dict[str, Any], folder: str) -> None:

@@ -105,7 +105,11 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverDeclaration(Generic[At]):
-    """The declaration of a lever; presets add how it is written, and what a log says of it."""
+    """The declaration of a lever; presets add how it is written, and what a log says of it.
+
+    The kind of `At` is written once, at the tuple of a framework's levers: Python 3.11 cannot call a generic class that
+    has slots as `LeverDeclaration[At](...)`.
+    """
 
     name: str
     value: Value = True
@@ -140,7 +144,11 @@ class LeverDeclaration(Generic[At]):
 
     def lever(self, at: At) -> Lever | None:
         """Return what the tuner needs to know of it; None where its effect cannot be predicted."""
-        effect = self._static_effect(at) if self.effect is None else self.effect(at)
+        if self.effect is None:
+            memory = self.memory_at(at) if self.memory_at is not None else None
+            effect: Effect | None = Effect(saves=self.saves, memory=self.memory if memory is None else memory)
+        else:
+            effect = self.effect(at)
         if effect is None:
             return None
         return Lever(
@@ -154,10 +162,6 @@ class LeverDeclaration(Generic[At]):
             numerics=self.numerics,
             is_unstable=self.is_unstable,
         )
-
-    def _static_effect(self, at: At) -> Effect:
-        memory = self.memory_at(at) if self.memory_at is not None else None
-        return Effect(saves=self.saves, memory=self.memory if memory is None else memory)
 
 
 L = TypeVar("L", bound=LeverDeclaration[Any])

@@ -121,7 +121,8 @@ def read_job(command: str, given: AccelerateArguments) -> AccelerateJob:
     settings, ds_config = _deepspeed_json(settings) if backend == DEEPSPEED_TYPE else (settings, None)
     carriers = frozenset(placeholder_names(command, ("mbs", "gas", "recompute")))
     mbs_option = given.mbs_option or next((name for name in MBS_OPTIONS if line.has(name)), None)
-    gas_option = given.gas_option or _gas_option(line, mbs_option)
+    is_trainer = line.has("--output_dir") and mbs_option == MBS_OPTIONS[0]
+    gas_option = given.gas_option or (GAS_OPTION if line.has(GAS_OPTION) or is_trainer else None)
     is_unknown = "num_processes" in launch.unknown_names
     started = None if is_unknown else settings.whole("num_processes")
     num_gpus = job_gpus(PRESET, given.n_gpus, started, asks_machine=not is_unknown, option="--num_processes")
@@ -131,7 +132,7 @@ def read_job(command: str, given: AccelerateArguments) -> AccelerateJob:
         num_gpus=num_gpus,
         num_machines=_num_machines(settings, num_gpus),
         own_accumulation=_accumulation(settings, ds_config, line, gas_option, backend),
-        own_micro_batch=_micro_batch(line, ds_config, mbs_option),
+        own_micro_batch=_micro_batch(line, ds_config, mbs_option, is_trainer),
         given_batch=given.gbs,
         carriers=carriers,
         mbs_option=mbs_option,
@@ -218,14 +219,8 @@ def _accumulation(
     return line.count(gas_option) or whole(variable) or 1
 
 
-def _micro_batch(line: ParsedCommand, ds_config: DsConfig | None, mbs_option: str | None) -> int | None:
+def _micro_batch(
+    line: ParsedCommand, ds_config: DsConfig | None, mbs_option: str | None, is_trainer: bool
+) -> int | None:
     found = line.count(mbs_option) or (ds_config.count(MICRO_BATCH) if ds_config else None)
-    if found is None and mbs_option == MBS_OPTIONS[0] and line.has("--output_dir"):
-        return TRAINER_DEFAULT_BATCH
-    return found
-
-
-def _gas_option(line: ParsedCommand, mbs_option: str | None) -> str | None:
-    """Return the script's option for accumulation: one that it has, or that of the Hugging Face Trainer."""
-    is_trainer = line.has("--output_dir") and mbs_option == MBS_OPTIONS[0]
-    return GAS_OPTION if line.has(GAS_OPTION) or is_trainer else None
+    return TRAINER_DEFAULT_BATCH if found is None and is_trainer else found

@@ -82,7 +82,8 @@ class MegatronBackend(Backend):
         axes["sp"], axes["zero"] = (sp, not sp), (int(zero), int(not zero))
         script_recomputes = job.recompute_option is not None or "recompute" in job.carriers
         kinds = [NONE, FULL, *([SELECTIVE] if script_recomputes else [])]
-        kind = _own_recompute(job)
+        is_off = job.settings.word(_METHOD) == "block" and job.settings.get(_NUM_LAYERS) == 0
+        kind = NONE if is_off else FULL
         axes["recompute"] = (kind, *(each for each in kinds if each != kind))
         return axes
 
@@ -178,11 +179,6 @@ class MegatronBackend(Backend):
 def _own_size(job: AccelerateJob, name: str) -> int:
     """Return the degree that trials begin with; what the file leaves out is 1: no default of 2 comes in unseen."""
     return job.settings.whole(_KEYS[name]) or 1
-
-
-def _own_recompute(job: AccelerateJob) -> str:
-    method, layers = job.settings.word(_METHOD), job.settings.get(_NUM_LAYERS)
-    return NONE if method == "block" and layers == 0 else FULL
 
 
 def _written_recompute(job: AccelerateJob, kind: str) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH
 from zenith_tune.presets.trainer.dialect import Dialect, by_options, program_words
@@ -35,10 +34,6 @@ def recognises(command: str) -> bool:
     return program == MODULE or (program in PROGRAMS and arguments[:1] == ["train"])
 
 
-def _read(command: str) -> dict[str, Any]:
-    return by_options(command, {**KEYS, BATCH: BATCH})
-
-
 def _write(command: str, keys: Mapping[str, Value]) -> str:
     """Return the command with options, which win over its file."""
     options = {f"--{key.replace('_', '-')}": value for key, value in keys.items()}
@@ -52,7 +47,7 @@ def _num_processes(command: str) -> int | None:
 
 AXOLOTL = Dialect(
     keys=KEYS,
-    read=_read,
+    read=lambda command: by_options(command, {**KEYS, BATCH: BATCH}),
     write=_write,
     defaults={MICRO_BATCH: 1},
     follows={ACCUMULATION: BATCH},

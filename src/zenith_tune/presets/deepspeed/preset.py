@@ -149,7 +149,9 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         from zenith_tune.estimates.model_flops import flops_per_token
         from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 
-        job, metric = self._space.job, self._metric()
+        job = self._space.job
+        asked = job.tuning("metric")
+        metric = self._given.metric or (asked if asked in METRICS else "throughput")
         subject = self._subject.get() if metric == "flops" else None
         per_sample = None
         if isinstance(subject, UsageError):
@@ -193,10 +195,6 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
             model_ranks=job.num_gpus // job.num_ranks,
             recomputes=job.recomputes,
         )
-
-    def _metric(self) -> str:
-        asked = self._space.job.tuning("metric")
-        return self._given.metric or (asked if asked in METRICS else "throughput")
 
 
 def _short(value: Value) -> str:

@@ -285,21 +285,18 @@ def _checked(config: DsConfig, keys: Keys, values: list[Any]) -> tuple[Value, ..
     if not plain or any(not isinstance(value, bool | int | float | str) for value in plain):
         problem = f"{shown_keys(keys)} must list numbers, words or true and false"
         raise UsageError(f"{config.source}: {problem}, but got {shown_json(values)}: correct it")
+    has_numbers = any(type(value) in (int, float) for value in plain)
     different = {(type(value), value): value for value in plain}
     written: dict[str, Any] = {}
     for value in different.values():
         # True and 1 are one key of a search, and 1 and "1" are one word in every table.
-        word = str(int(value) if isinstance(value, bool) and _has_numbers(plain) else value)
+        word = str(int(value) if isinstance(value, bool) and has_numbers else value)
         if word in written:
             problem = f"{shown_keys(keys)} must list values that differ"
             pair = f"{shown_json(written[word])} and {shown_json(value)}"
             raise UsageError(f"{config.source}: {problem}, but {pair} are equal", hint="leave one of them out")
         written[word] = value
     return tuple(different.values())
-
-
-def _has_numbers(values: list[Any]) -> bool:
-    return any(type(value) in (int, float) for value in values)
 
 
 def _bad_stage(config: DsConfig, value: object) -> UsageError:

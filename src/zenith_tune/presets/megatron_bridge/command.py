@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from zenith_tune.shell.script import ProgramRun, find_runs
 
 PROGRAM = "run_recipe.py"
@@ -16,8 +14,4 @@ def recognises(command: str) -> bool:
 
 def recipe_run(command: str) -> ProgramRun | None:
     """Return the first run of a recipe that a command leads to."""
-    return next(iter(find_runs(command, _is_recipe_script).runs), None)
-
-
-def _is_recipe_script(words: Sequence[str], at: int) -> bool:
-    return words[at].rpartition("/")[2] == PROGRAM
+    return next(iter(find_runs(command, lambda words, at: words[at].rpartition("/")[2] == PROGRAM).runs), None)

@@ -32,10 +32,6 @@ def has_replicas(at: ZeroSituation) -> bool:
     return at.num_ranks > 1
 
 
-def _overlaps(at: ZeroSituation) -> bool:
-    return at.own(OVERLAP) is True
-
-
 def _scatters(at: ZeroSituation) -> bool:
     """Return whether gradients are averaged as reduce-scatter has it."""
     predivide = at.config.get(("gradient_predivide_factor",))
@@ -45,10 +41,6 @@ def _scatters(at: ZeroSituation) -> bool:
 def is_below(name: str, value: int) -> Callable[[ZeroSituation], bool]:
     """Return whether a size is smaller than a value, or left to the Trainer, which takes small ones."""
     return lambda at: has_replicas(at) and (at.own(zero(name)) or 0) < value
-
-
-def _is_above(name: str, value: int) -> Callable[[ZeroSituation], bool]:
-    return lambda at: has_replicas(at) and (at.own(zero(name)) or 0) > value
 
 
 def smaller_bucket(value: int) -> Callable[[ZeroSituation], Effect]:
@@ -68,8 +60,8 @@ def _small(value: int) -> DeepSpeedLever:
         value=value,
         sets={zero(REDUCE): value},
         stages=(1, 2, 3),
-        goes=_is_above(REDUCE, value),
-        needs={"overlap_comm": _overlaps},
+        goes=lambda at: has_replicas(at) and (at.own(zero(REDUCE)) or 0) > value,
+        needs={"overlap_comm": lambda at: at.own(OVERLAP) is True},
         effect=smaller_bucket(value),
         source=COUNTED_BUCKETS,
     )

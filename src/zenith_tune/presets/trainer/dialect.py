@@ -46,7 +46,10 @@ class Dialect:
         """Return the command with other arguments."""
         given = self.read(command)
         wanted = {name: value for name, value in values.items() if self.follows.get(name) not in given}
-        keys = {self.keys[name]: self._written_value(name, value) for name, value in wanted.items()}
+        keys = {
+            self.keys[name]: not value if name in self.inverted else self.words.get(name, {}).get(value, value)
+            for name, value in wanted.items()
+        }
         # A program may know the Trainer's own name besides its key, and do what either says.
         both = {name: value for name, value in wanted.items() if name in given and name not in keys}
         return self.write(command, keys | both) if keys else command
@@ -55,9 +58,6 @@ class Dialect:
         if name in self.inverted:
             return not value
         return next((ours for ours, theirs in self.words.get(name, {}).items() if theirs == value), value)
-
-    def _written_value(self, name: str, value: Value) -> Value:
-        return not value if name in self.inverted else self.words.get(name, {}).get(value, value)
 
 
 def file_values(command: str) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.hooked_run import WRAPPER_NAMES
-from zenith_tune.presets.arguments import FrameworkArguments
+from zenith_tune.presets.shared.hooked_job import HookedArguments, HookedJob
 from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
@@ -29,7 +29,6 @@ from zenith_tune.presets.trainer.log import LiveTrainer, TrainerRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
 from zenith_tune.study.parameters import Value
-from zenith_tune.units import count
 
 DEFAULTS: dict[str, Value] = {MICRO_BATCH: 8, ACCUMULATION: 1, CHECKPOINTING: False}
 """Those of TrainingArguments."""
@@ -48,20 +47,10 @@ class Carrier(StrEnum):
     """The script sets it in Python, and the hook in its place."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerArguments(FrameworkArguments):
-    """What preset trainer takes, and what those of programs that run a Trainer take."""
-
-    seq: int | None = None
-    steps: int = 20
-    check: bool = True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerJob:
+class TrainerJob(HookedJob):
     """A job of a Trainer; before a run of it only its text is known, with the defaults of TrainingArguments."""
 
-    num_processes: int
     arguments: Mapping[str, Any]
     options: frozenset[str] = frozenset()
     """The names that the command has options for."""
@@ -73,18 +62,14 @@ class TrainerJob:
     """How the program spells arguments, where it has names of its own for them."""
     trainer: LiveTrainer | None = None
     """What the user's own command trained with; None before it has run."""
-    wrapper: str | None = None
-    """What it trained in, where that is one that is known."""
-    samples: int | None = None
-    """Of an update, as it was seen."""
     passes: int | None = None
     tokens: float | None = None
     """Of an update, without padding, on average; None where it is not known."""
-    new_shapes: float = 0.0
-    """Share of updates of a length of their own, as it was seen; the first micro-batch of a shape is slow."""
-    precision: str = "fp32"
-    seq_len: int | None = None
-    gpu: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what the script sets is known."""
+        return self.trainer is not None or self.reads_options or self.file is not None
 
     @property
     def micro_batch(self) -> int:
@@ -97,9 +82,19 @@ class TrainerJob:
         return self._whole(ACCUMULATION)
 
     @property
-    def global_batch(self) -> int:
-        """Samples of an update, which no trial changes."""
-        return self.micro_batch * self.accumulation * self.num_processes
+    def compute(self) -> int:
+        """The GPU's compute capability times ten; 0 without a GPU, or before the first run."""
+        return self.trainer.compute if self.trainer else 0
+
+    @property
+    def packages(self) -> frozenset[str] | None:
+        """Optional packages of its interpreter; None where they are not known."""
+        return self.trainer.packages if self.trainer else None
+
+    @property
+    def counts_passes(self) -> bool:
+        """Whether an update makes as many passes as its arguments say: a trainer of TRL may make others."""
+        return self.passes in (None, self.accumulation)
 
     @property
     def is_checkpointing(self) -> bool:
@@ -112,11 +107,6 @@ class TrainerJob:
         return self.trainer is not None and self.trainer.is_checkpointing and not self.arguments.get(CHECKPOINTING)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether ranks hold the whole model, as layouts are planned."""
-        return self.wrapper in (None, "DistributedDataParallel")
-
-    @property
     def samples_of_row(self) -> float | None:
         """Samples that fill a row up to where samples are cut, on average; None where it is not known."""
         length = self.arguments.get(MAX_LENGTH)
@@ -127,6 +117,15 @@ class TrainerJob:
         if self.dialect is not None:
             return name in self.dialect.keys
         return self.is_trl or name in self.options or (self.file is not None and name in self.file.values)
+
+    def lacks(self, settings: Mapping[str, Value]) -> bool:
+        """Return whether arguments can be given that it does not have yet; one that is not known counts as had."""
+        name, value = next(iter(settings.items()))
+        if self.trainer is None or (self.dialect is not None and not settings.keys() <= self.dialect.keys.keys()):
+            return False
+        if name == ATTENTION:
+            return self.trainer.attention != value
+        return bool(self.trainer.arguments.get(name, value) != value)
 
     def carrier(self, name: str) -> Carrier:
         """Return by what an argument reaches the Trainer."""
@@ -147,7 +146,7 @@ class TrainerJob:
         return value if type(value) is int and value > 0 else int(DEFAULTS[name])
 
 
-def read_job(command: str, given: TrainerArguments, dialect: Dialect | None = None) -> TrainerJob:
+def read_job(command: str, given: HookedArguments, dialect: Dialect | None = None) -> TrainerJob:
     """Read a command; of one whose script has its arguments in Python only the processes are known."""
     if dialect is not None:
         return TrainerJob(
@@ -195,34 +194,28 @@ def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:
     trainer = run.trainer
     if trainer is None:
         return job
-    wrapper = str(run.reports[0].get("wrapper")) if run.reports else None
     if job.dialect is not None:
         unseen = {name: job.arguments.get(name, False) for name in job.dialect.unseen}
         trainer = replace(trainer, arguments={**trainer.arguments, **unseen, CHECKPOINTING: trainer.checkpoints})
     # A script may read its options and its file by other means than HfArgumentParser.
-    return replace(
-        job,
+    return job.seen(
+        run,
         num_processes=trainer.world,
         arguments={**job.arguments, **trainer.arguments},
         reads_options=trainer.read_from == "options" or job.dialect is not None,
         file=job.file if trainer.read_from == "file" else None,
         trainer=trainer,
-        wrapper=wrapper if wrapper in WRAPPER_NAMES else None,
-        samples=run.samples,
         passes=run.usual_passes or None,
         tokens=run.mean_tokens,
         new_shapes=run.new_shapes,
-        precision=run.precision if run.precision in ("bf16", "fp16", "fp8") else "fp32",
         seq_len=job.seq_len or run.seq_len,
-        gpu=run.gpu,
     )
 
 
 def live_notes(job: TrainerJob) -> list[str]:
     """Return what was learnt of the job, one line each."""
     assert job.trainer is not None, "of a job that ran"
-    batch = f"micro-batch {job.micro_batch}, {job.accumulation} accumulated, {count(job.num_processes, 'rank')}"
-    notes = [f"{job.trainer.kind}: global batch {job.global_batch} ({batch}), which every trial keeps"]
+    notes = [job.batch_note(job.trainer.kind)]
     if any(job.carrier(name) is Carrier.HOOK for name in (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)):
         notes.append(
             "the script sets arguments itself: trials set theirs by a hook on PYTHONPATH, and best_command.sh by the"
