@@ -57,7 +57,7 @@ class EvaluatorContract(ABC):
 
     def test_it_reads_a_finite_value(self) -> None:
         value = self.make().evaluate(self.good_log(), self.METADATA)
-        assert isinstance(value, float) and math.isfinite(value)
+        assert type(value) in (int, float) and math.isfinite(value), f"a value is a finite number, not {value!r}"
 
     def test_the_measurement_has_the_same_value(self) -> None:
         evaluator, log = self.make(), self.good_log()
@@ -126,7 +126,8 @@ class PresetContract(ABC):
         preset = self.make()
         for point in [point for point in self._points() if not preset.prune(point)][:20]:
             once = preset.apply_parameters(self.command(), point)
-            assert preset.apply_parameters(once, point) == once
+            twice = preset.apply_parameters(once, point)
+            assert twice == once, f"a point applied twice must change nothing more: {once!r} became {twice!r}"
             # Variables may be set in front of it.
             assert f" {self.command().split()[0]}" in f" {once}"
 

@@ -48,7 +48,7 @@ class ZenithTune(click.Group):
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in self.siblings:
             problem = f"zenithtune {cmd_name} is in the package zenith-{cmd_name}, which is not installed"
-            raise UsageError(problem, hint=f"pip install 'zenith-tune[{cmd_name}]'")
+            raise UsageError(problem, hint=f"pip install 'zenith-tune[{cmd_name}]', or ./{cmd_name} in a clone")
         return found
 
 

@@ -8,7 +8,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-INSTALL = "zenith_tune.mimo needs the package zenith-mimo: pip install 'zenith-tune[mimo]'"
+INSTALL = "zenith_tune.mimo needs the package zenith-mimo: pip install 'zenith-tune[mimo]', or ./mimo in a clone"
 # These need no torch, and are in the main package.
 _MOVED = {f"{__name__}.config": "zenith_tune.planner.mimo.modules", f"{__name__}.work": "zenith_tune.planner.mimo.work"}
 

@@ -117,7 +117,7 @@ def _stays(study: Study) -> str:
     """Say what a study without a best trial leaves its user with."""
     base = study.baseline
     if base is None or not base.ok:
-        return "your command failed; nothing was tuned"
+        return "nothing was tuned" if base is None else "your command failed; nothing was tuned"
     return "your own command stays the best" if study.may_be_best(base) else _takes_more(study, base)
 
 

@@ -93,7 +93,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         run, job = self._run_job(log)
         if job is None:
             if not self._space.job.is_known:
-                problem = f"{self.title} knows what a script sets in its Trainer after a run of it alone"
+                problem = f"{self.title} can only learn what a script sets in its Trainer by running it"
                 raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
             return []
         planned, model = self._subject.get(), None if self._given.model else LiveModel.of(run.model)

@@ -91,7 +91,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         run, before = TitanRun.read(log), self._space.job
         job = live_job(before, run)
         if not job.is_known:
-            problem = f"{PRESET} knows the settings of a configuration in Python after a run of it alone"
+            problem = f"{PRESET} can only learn the settings of a configuration in Python by running it"
             raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
         planned, was_unknown = self._subject.get(), isinstance(self._model.get(), UsageError)
         live = LookedUp(lambda: live_model(run))
