@@ -62,11 +62,14 @@ def test_trials_that_failed_or_hide_their_layout_are_not_used(tmp_path: Path) ->
         TRIAL | {"outcome": "error", "step_s": 3.0},
         TRIAL | {"parameters": {}},
         TRIAL | {"parameters": {"tp": "two"}},
+        TRIAL | {"parameters": [1]},
+        TRIAL | {"step_s": float("nan")},
+        TRIAL | {"step_s": -1.0},
         {},
     ]
     runs = read_study(study(tmp_path, *trials), JOB)
     assert len(runs) == len(trials) and all(unusable(run) for run in runs)
-    assert [run.out_of_memory for run in runs] == [True, *[False] * 4]
+    assert [run.out_of_memory for run in runs] == [True, *[False] * (len(trials) - 1)]
 
 
 def test_the_batch_is_the_studys_or_the_one_that_is_given(tmp_path: Path) -> None:
@@ -82,7 +85,7 @@ def test_another_number_of_gpus_is_refused(tmp_path: Path) -> None:
         read_study(study(tmp_path, TRIAL, args={"n_gpus": "16", "gbs": "16"}), JOB)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"trials": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"trials": 3}', '{"trials": [5]}'])
 def test_a_file_that_is_no_study_is_one_line_or_no_run(tmp_path: Path, content: str) -> None:
     (tmp_path / "study.json").write_text(content)
     with pytest.raises(UsageError) as error:

@@ -110,6 +110,7 @@ def test_what_a_config_says_of_biases_and_norms_overrides_its_family() -> None:
         ({"first_k_dense_replace": 3}, 3),
         ({"first_k_dense_replace": 0}, 0),
         ({"moe_layer_freq": [0] + [1] * 47}, 1),
+        ({"moe_layer_freq": [1] * 48}, 0),
         ({"moe_layer_freq": 1, "decoder_sparse_step": 1}, 0),
     ],
 )

@@ -149,7 +149,7 @@ def test_key_value_heads_without_attention_heads_are_enough(tmp_path: Path) -> N
     assert (config.num_query_groups, config.num_attention_heads) == (4, None)
 
 
-@pytest.mark.parametrize("text", ["{", "", "\x00", "nonsense"])
+@pytest.mark.parametrize("text", ["{", "", "\x00", "nonsense", "[" * 100_000])
 def test_malformed_json_is_refused(tmp_path: Path, text: str) -> None:
     assert "JSON" in refusal(tmp_path, text)
 

@@ -74,7 +74,13 @@ def test_counts_and_the_best_command_of_a_finished_study_come_from_its_export(ro
     "change",
     [
         *({"value": "fast"}, {"value": True}, {"number": None}),
-        *({"value": float("nan")}, {"value": float("inf")}),
+        *(
+            {"value": float("nan")},
+            {"value": float("inf")},
+            {"duration_s": {}},
+            {"peak_memory_bytes": "x"},
+            {"cause": []},
+        ),
     ],
     ids=lambda change: " ".join(change),
 )

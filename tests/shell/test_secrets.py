@@ -69,6 +69,11 @@ def test_a_secret_in_a_command_is_found_and_masked(text: str) -> None:
     assert "python" in mask(text, found) or text.startswith("p ")
 
 
+def test_a_secret_within_quotes_that_are_nested_the_wrong_way_is_found() -> None:
+    wrong = """bash -c "python -c 'import os; os.environ["HF_TOKEN"]="s3cr3t"'\""""
+    assert "s3cr3t" not in mask(wrong, find_secrets(wrong))
+
+
 @pytest.mark.parametrize(
     "token",
     [

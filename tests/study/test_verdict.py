@@ -136,3 +136,10 @@ def test_where_nothing_is_within_the_memory_limit_the_own_command_does_not_stay_
         study.limit_memory(60 * GIB)
         sentence = verdict_of(study, Budget(), num_gpus=1).sentence
         assert "79.0 GiB" in sentence and "60.0 GiB" in sentence
+
+
+def test_a_study_in_which_nothing_ran_does_not_say_that_the_command_failed() -> None:
+    assert "failed" not in verdict_of(study_with(base=None), Budget(), num_gpus=1).sentence
+    study = study_with(base=None)
+    study.add(Trial(params={}, outcome=Outcome.ERROR, is_baseline=True))
+    assert "your command failed" in verdict_of(study, Budget(), num_gpus=1).sentence

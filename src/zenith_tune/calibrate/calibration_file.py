@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import reprlib
 from dataclasses import asdict, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -26,6 +27,8 @@ from zenith_tune.units import MIB
 FORMAT = 1
 MAX_BYTES = 4 * MIB
 MAX_VALUE = 1e15
+MAX_LOG = 20.0
+"""Largest logarithm of an error."""
 SAME_MEMORY_CODE = ("megatron", "megatron-legacy", "megascale", "internevo")
 """Frameworks that share the code, and so the memory errors, of Megatron Core's tests."""
 
@@ -70,7 +73,7 @@ def load_calibration(path: Path) -> Calibration:
     except OSError as error:
         problem = f"calibration {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="check the path") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _no_calibration(str(path), f"is not JSON: {' '.join(str(error).split())}") from None
     return _from_json(data, str(path))
 
@@ -98,12 +101,12 @@ def _from_json(data: Any, source: str) -> Calibration:
         )
     except KeyError as error:
         raise _no_calibration(source, f"has no {error.args[0]}") from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _no_calibration(source, f"{error}") from None
 
 
 def _time(data: dict[str, Any]) -> TimeCalibration:
-    low, high = (_number("interval", end, least=-MAX_VALUE) for end in data["interval"])
+    low, high = (_number("interval", end, least=-MAX_LOG, most=MAX_LOG) for end in data["interval"])
     if not low < high:
         raise ValueError(f"interval must rise, but is {low} to {high}")
     return TimeCalibration(
@@ -122,7 +125,7 @@ RETIRED = ("imbalance", "handover_nodes")
 
 def _memory(data: dict[str, Any]) -> MemoryCoefficients:
     values = _numbers({name: value for name, value in data.items() if name != "log_errors"}, MemoryCoefficients)
-    errors = tuple(_number("log_errors", value, least=-MAX_VALUE) for value in data["log_errors"])
+    errors = tuple(_number("log_errors", value, least=-MAX_LOG, most=MAX_LOG) for value in data["log_errors"])
     if len(errors) < 2 or list(errors) != sorted(errors):
         raise ValueError("log_errors must be quantiles in rising order")
     return MemoryCoefficients(**values, log_errors=errors)
@@ -132,14 +135,18 @@ def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0) -> dict[
     values = {name: value for name, value in values.items() if name not in RETIRED}
     if unknown := sorted(set(values) - {field.name for field in fields(kind)}):
         raise ValueError(f"unknown coefficients {', '.join(unknown)}")
-    # Logarithms may be negative.
-    bounds = {name: -MAX_VALUE if name.startswith("log_") else least for name in values}
+    # Logarithms may be negative, and rates are divided by efficiencies.
+    lowest = {"log_": -MAX_VALUE} | ({"_efficiency": 1e-9} if least == 0 else {})
+    bounds = {
+        name: next((low for part, low in lowest.items() if name.startswith(part) or name.endswith(part)), least)
+        for name in values
+    }
     return {name: _number(name, value, least=bounds[name]) for name, value in values.items()}
 
 
-def _number(name: str, value: Any, *, least: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_VALUE:
-        raise ValueError(f"{name} must be a number from {least:g} to {MAX_VALUE:g}, but is {value!r}")
+def _number(name: str, value: Any, *, least: float = 0.0, most: float = MAX_VALUE) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{name} must be a number from {least:g} to {most:g}, but is {reprlib.repr(value)}")
     return float(value)
 
 

@@ -29,7 +29,7 @@ def read_probes(place: Path) -> list[MeasuredRun]:
     except OSError as error:
         problem = f"probes must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="give the folder that a probe wrote") from None
-    except (ValueError, TypeError, AttributeError, LookupError):
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         problem = f"{path} must be what a probe writes, but is not"
         raise UsageError(problem, hint="give the folder of another probe") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def read_study(folder: Path, job: StudiedJob) -> list[MeasuredRun]:
     The data-parallel size is Megatron's, n_gpus / (tp*pp*cp), whatever rule the study pruned by.
     """
     study = _load(folder)
-    args = study.get("args") or {}
+    args = args if isinstance(args := study.get("args"), dict) else {}
     asked, had = job.cluster.num_gpus, _count(args.get("n_gpus"))
     if had is not None and had != asked:
         problem = f"study {str(folder)!r} was of {had} GPUs, but cluster {job.cluster.name} has {asked}"
@@ -60,16 +61,17 @@ def _load(folder: Path) -> Json:
     except OSError as error:
         problem = f"a study must be a folder with {FILE_NAME}, but {str(path)!r} cannot be read ({error.strerror})"
         raise UsageError(problem, hint="give the folder of a finished study, OUTPUT_DIR/STUDY") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         study = None
-    if not isinstance(study, dict) or not isinstance(study.get("trials"), list):
+    trials = study.get("trials") if isinstance(study, dict) else None
+    if not isinstance(trials, list) or not all(isinstance(trial, dict) for trial in trials):
         raise UsageError(f"{path} must be what a study writes, but is not", hint="give the folder of another study")
-    return study
+    return dict(study)
 
 
 def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[MeasuredRun]:
     for trial in study["trials"]:
-        memory = trial.get("peak_memory_bytes")
+        memory = _positive(trial.get("peak_memory_bytes"))
         yield MeasuredRun(
             source=f"study {name}",
             framework=job.framework,
@@ -82,7 +84,7 @@ def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[Measure
             precision=job.precision,
             seq_len=job.seq_len,
             layout=_layout(trial, job, gbs),
-            step_s=trial.get("step_s") if trial.get("outcome") == "ok" else None,
+            step_s=_positive(trial.get("step_s")) if trial.get("outcome") == "ok" else None,
             memory_bytes=memory,
             memory_kind="reserved" if memory else "",
             out_of_memory=trial.get("outcome") == "oom",
@@ -91,7 +93,7 @@ def _runs(study: Json, name: str, job: StudiedJob, gbs: int) -> Iterator[Measure
 
 def _layout(trial: Json, job: StudiedJob, gbs: int) -> dict[str, int | bool]:
     """Return the columns of a trial's layout, without dp where the trial does not record its sizes."""
-    params = trial.get("parameters") or {}
+    params = params if isinstance(params := trial.get("parameters"), dict) else {}
     sizes = {name: _count(params[name]) for name in SIZES if name in params}
     stated = {name: size for name, size in sizes.items() if size is not None}
     layout: dict[str, int | bool] = {**stated, "gbs": gbs, **_recompute(params), **_from_command(trial, job, stated)}
@@ -136,6 +138,10 @@ def _from_command(trial: Json, job: StudiedJob, sizes: Mapping[str, int]) -> dic
 def _count(value: Any) -> int | None:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if number > 0 else None
+
+
+def _positive(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and 0 < value < math.inf else None

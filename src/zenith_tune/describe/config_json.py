@@ -43,7 +43,10 @@ class ConfigJson:
 
     def language_part(self) -> ConfigJson:
         """Return the nested config that describes the language model, or this one where there is none."""
-        part = _language_part(self.values)
+        try:
+            part = _language_part(self.values)
+        except RecursionError:
+            raise self.refuse(" is nested too deep") from None
         return self if part is None else replace(self, values=part)
 
     def count(self, *keys: str, least: int = 1) -> int | None:
@@ -131,7 +134,7 @@ def read_config(path: Path, source: str, otherwise: str) -> ConfigJson:
         raise ModelConfigError(problem, hint=f"add it, {otherwise}") from None
     except OSError as error:
         raise empty.refuse(f" cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise empty.refuse(f" must be a config.json in JSON, but is not ({' '.join(str(error).split())})") from None
     if not isinstance(values, dict):
         raise empty.refuse(f" must be a JSON object, but is a {type(values).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import reprlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,15 +82,15 @@ def num_dense_layers(config: ConfigJson) -> int:
     listed = config.values.get("mlp_only_layers") or []
     if not isinstance(listed, list) or listed != list(range(len(listed))):
         raise _mixed(config, "mlp_only_layers")
-    pattern = config.values.get("moe_layer_freq", 1)
-    zeros = pattern.count(0) if isinstance(pattern, list) else 0
-    if pattern not in (1, None) and (not zeros or pattern != [0] * zeros + [1] * (len(pattern) - zeros)):
+    pattern = config.values.get("moe_layer_freq")
+    steps = [str(step) for step in pattern] if isinstance(pattern, list) else ["1" if pattern is None else str(pattern)]
+    if steps != sorted(steps) or not {*steps} <= {"0", "1"}:
         raise _mixed(config, "moe_layer_freq")
-    return max(config.size("first_k_dense_replace"), len(listed), zeros)
+    return max(config.size("first_k_dense_replace"), len(listed), steps.count("0"))
 
 
 def _mixed(config: ConfigJson, key: str) -> Exception:
-    return config.refuse(f": {key} must name leading dense layers only, but is {config.values.get(key)!r}")
+    return config.refuse(f": {key} must name leading dense layers only, but is {reprlib.repr(config.values.get(key))}")
 
 
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "hidden_dim")

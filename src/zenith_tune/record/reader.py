@@ -62,6 +62,8 @@ class ExportedStudy:
     def _view(self, content: Json) -> StudyView:
         direction = Direction(content["direction"])
         header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
+        if not isinstance(header.get("args", {}), dict):
+            raise TypeError(f"args is {header['args']!r}")
         trials = tuple(TrialView(trial=exported_trial(each, content["trials"])) for each in content["trials"])
         search = StudySearch.from_json(content.get("search"))
         return StudyView(

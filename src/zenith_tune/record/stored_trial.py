@@ -143,7 +143,13 @@ def _run_key(run: Json, number: int, runs: Iterable[Json]) -> RunKey:
 def _measured(result: Json) -> Json:
     """Return the measurements and the texts of a trial; a float that is not finite, of a plug-in, is left out."""
     known = {name: result[name] for name in (*_TEXTS, *_NUMBERS) if result.get(name) is not None}
-    return {name: value for name, value in known.items() if not _is_odd_float(value)}
+    known = {name: value for name, value in known.items() if not _is_odd_float(value)}
+    for name, value in known.items():
+        if name in _NUMBERS:
+            _finite(value)
+        elif not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}")
+    return known
 
 
 def _finite(value: Any) -> Any:

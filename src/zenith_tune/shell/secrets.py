@@ -60,7 +60,10 @@ def find_secrets(command_text: str) -> list[str]:
     >>> find_secrets("WANDB_API_KEY=abc123 python train.py --hub_token=xyz789 --eos-token '</s>'")
     ['abc123', 'xyz789']
     """
-    return list(dict.fromkeys([*_in_shell_text(command_text), *shaped_secrets(command_text)]))
+    # Quoted pairs count wherever they stand: quotes that are nested the wrong way hide them from the shell's words.
+    quoted = [(match[1], match[2] or match[3]) for match in _PAIR.finditer(command_text)]
+    by_name = (secret for name, value in quoted if value for secret in _if_secret(name, [value]))
+    return list(dict.fromkeys([*_in_shell_text(command_text), *by_name, *shaped_secrets(command_text)]))
 
 
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")

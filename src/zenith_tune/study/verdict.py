@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
 from zenith_tune.study.study import MIN_DIFFERENCE, Study
-from zenith_tune.study.trial import CONFIRMED_ON, Trial
+from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
 
 RUN_NOISE = 0.003
@@ -117,7 +117,8 @@ def _stays(study: Study) -> str:
     """Say what a study without a best trial leaves its user with."""
     base = study.baseline
     if base is None or not base.ok:
-        return "nothing was tuned" if base is None else "your command failed; nothing was tuned"
+        failed = "your command failed; " if base is not None and base.outcome is not Outcome.CANCELLED else ""
+        return f"{failed}nothing was tuned"
     return "your own command stays the best" if study.may_be_best(base) else _takes_more(study, base)
 
 

@@ -33,6 +33,12 @@ class TestLatencyContract(TestContract):
         return AccelerateEvaluator("latency", n_gpus=2)
 
 
+def test_a_bar_of_what_a_program_loads_is_no_speed() -> None:
+    log = "Loading checkpoint shards: 100%|###| 4/4 [00:05<00:00,  1.30s/it]\n"
+    with pytest.raises(ValueError, match="no speed"):
+        AccelerateEvaluator(check=False).measure(log, {})
+
+
 def fault(log: str, **asked: Any) -> str | None:
     wanted = RunAsked(**{"num_processes": 2, "wrapper": "DistributedDataParallel", **asked})
     return HookedRun.read(log).fault(wanted)

@@ -22,9 +22,9 @@ class AccelerateEvaluator(HookedEvaluator):
 
     def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
         logged = read_steps(log)
-        if not logged.steps:
-            return super()._without_steps(log, run)
         trained = logged.extra.get(BATCH)
+        batch = trained if isinstance(trained, int) else self.gbs
+        if not logged.steps or batch is None:  # any program may show a bar, such as one of what it loads
+            return super()._without_steps(log, run)
         extra = {**logged.extra, **self._run_extra(run)}
-        sizes = JobSizes(gbs=trained if isinstance(trained, int) else self.gbs)
-        return replace(logged, extra=extra, sizes=sizes, shows_progress=False)
+        return replace(logged, extra=extra, sizes=JobSizes(gbs=batch), shows_progress=False)
