@@ -66,6 +66,8 @@ def main() -> None:
         if accelerator.sync_gradients:
             num_steps += 1
             accelerator.print(f"step {num_steps} loss {loss.item():.4f}", flush=True)
+    # Before the process group that they use: torch may hang where it is the last to go.
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
 
 

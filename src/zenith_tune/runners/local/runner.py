@@ -98,7 +98,7 @@ class LocalRunner(Runner):
         else:
             tree = ProcessTree(folder, None)
         tree.end(self.grace_s)
-        if not code.isdecimal():
+        if not code.isdecimal() or int(code) > 255:  # another program has written it
             return None
         return JobResult(end=End.EXITED, exit_code=int(code), duration_s=files.noted_duration_s())
 
