@@ -135,13 +135,14 @@ def _numbers(values: dict[str, Any], kind: type, *, least: float = 0.0) -> dict[
     values = {name: value for name, value in values.items() if name not in RETIRED}
     if unknown := sorted(set(values) - {field.name for field in fields(kind)}):
         raise ValueError(f"unknown coefficients {', '.join(unknown)}")
-    # Logarithms may be negative, and rates are divided by efficiencies.
-    lowest = {"log_": -MAX_VALUE} | ({"_efficiency": 1e-9} if least == 0 else {})
-    bounds = {
-        name: next((low for part, low in lowest.items() if name.startswith(part) or name.endswith(part)), least)
-        for name in values
-    }
-    return {name: _number(name, value, least=bounds[name]) for name, value in values.items()}
+    found = {}
+    for name, value in values.items():
+        if name.startswith("log_"):
+            lowest = -MAX_VALUE
+        else:  # rates are divided by efficiencies
+            lowest = 1e-9 if least == 0 and name.endswith("_efficiency") else least
+        found[name] = _number(name, value, least=lowest)
+    return found
 
 
 def _number(name: str, value: Any, *, least: float = 0.0, most: float = MAX_VALUE) -> float:
