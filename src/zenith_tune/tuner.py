@@ -176,7 +176,7 @@ class PresetTuner:
             ending = self._search(scheduler, session, plan)
             session.limit_memory()
             side_by_side = runner.shares_machine and runner.num_slots > 1
-            if (side_by_side or config.options.confirm) and session.study.is_sound:
+            if (side_by_side or config.patience.confirms) and session.study.is_sound:
                 self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
             ending = ending_by(error)
@@ -234,7 +234,11 @@ class PresetTuner:
 
     def _confirm(self, session: StudySession, *, side_by_side: bool) -> None:
         try:
-            for line in Confirmation(session, side_by_side=side_by_side, claims=session.config.options.confirm).run():
+            patience = session.config.patience
+            confirmation = Confirmation(
+                session, side_by_side=side_by_side, claims=patience.confirms, always=patience.confirms_always
+            )
+            for line in confirmation.run():
                 self.listener.noted(line)
         except StudyLimitReached as limit:
             is_confirmed = session.verdict().is_confirmed
@@ -263,6 +267,7 @@ class PresetTuner:
         )
         try:
             session.end_search(ending.why, findings, verdict)
+            session.keep_launches()
             session.export()
         finally:
             self.listener.study_ended(end)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop
+from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 WARM_UP_S = [2.4, 1.4]
@@ -39,16 +39,16 @@ def pieces(log: str) -> Iterator[str]:
 def first_reason(
     log: str,
     evaluator: TuningEvaluator | None = None,
-    best: float | None = None,
     early_stop: EarlyStop | None = None,
-    noise: float = DEFAULT_NOISE,
-    drift: float | None = 0.0,
+    stakes: Stakes | None = None,
 ) -> tuple[int, str, str] | None:
     """Return after how many iterations a trial with this log is ended, why, and its log then; None: it is not."""
     evaluator = evaluator or MegatronEvaluator("step_time")
     for piece in pieces(log):
         progress = evaluator.progress(piece, {})
-        reason = progress and (early_stop or EarlyStop()).judge(progress, best, evaluator.direction, noise, drift)
-        if progress and reason:
-            return progress.num_iterations, reason, piece
+        if progress is None:
+            continue
+        found = (early_stop or EarlyStop()).judge(progress, evaluator.direction, stakes or Stakes(drift=0.0))
+        if found.ends:
+            return progress.num_iterations, found.reason, piece
     return None

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
 from zenith_tune.evaluators.regex import RegexEvaluator
 from zenith_tune.study.parameters import Direction
 
@@ -159,5 +161,5 @@ def test_a_median_that_still_holds_its_warm_up_is_waited_for() -> None:
         steps = [9.0, 8.0, 7.0, 6.0, *[2.0, 2.002, 1.998, 2.001] * (num_steady // 4)]
         progress = evaluator.progress(steps_log(steps), {})
         assert progress is not None
-        reason = EarlyStop().judge(progress, None, Direction.MINIMIZE, noise=0.001)
-        assert (reason is not None) == (num_steady == 40)
+        found = EarlyStop().judge(replace(progress, next_s=1.0), Direction.MINIMIZE, Stakes(drift=0.0))
+        assert found.ends == (num_steady == 40)

@@ -10,7 +10,7 @@ from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.study.verdict import interval_half, verdict_of
+from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import GIB
 
 
@@ -71,8 +71,24 @@ def test_cost_and_when_it_pays() -> None:
 def test_runs_that_differ_widen_the_interval() -> None:
     alike = study_with(trial(1, 143.0), trial(2, 143.1, again=True, of=1), again=100.0)
     apart = study_with(trial(1, 153.0), trial(2, 143.1, again=True, of=1), again=100.0)
-    assert interval_half(apart) > 3 * interval_half(alike)
+    assert apart.gain_half_width is not None and alike.gain_half_width is not None
+    assert apart.gain_half_width > 3 * alike.gain_half_width
     assert verdict_of(alike, Budget(), num_gpus=1).is_confirmed
+
+
+def test_a_gain_many_times_the_noise_is_clear_and_a_smaller_one_is_to_be_confirmed() -> None:
+    clear, doubtful = study_with(trial(1, 294.0)), study_with(trial(1, 130.0))
+    found = verdict_of(clear, Budget(), num_gpus=1)
+    assert found.is_clear and "clear" in found.sentence
+    assert not doubtful.is_clear and not verdict_of(doubtful, Budget(), num_gpus=1).is_confirmed
+    doubtful.earlier_launches = doubtful.earlier_launches.seen([0.002, -0.003, 0.001])
+    assert verdict_of(doubtful, Budget(), num_gpus=1).is_clear, "earlier studies have shown that the machine is quiet"
+
+
+def test_a_gain_that_held_when_the_own_command_ran_again_is_confirmed_if_that_settles_it() -> None:
+    settled, open_ = study_with(trial(1, 143.0), again=100.1), study_with(trial(1, 101.5), again=100.1)
+    assert verdict_of(settled, Budget(), num_gpus=1).is_confirmed
+    assert not verdict_of(open_, Budget(), num_gpus=1).is_confirmed
 
 
 def test_a_gain_within_the_noise_is_not_claimed() -> None:

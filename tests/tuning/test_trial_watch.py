@@ -14,7 +14,7 @@ from tests.data_folder import measured_data
 from tests.evaluators.iteration_logs import log_of
 from zenith_tune import Outcome, Trial, TuningEvaluator
 from zenith_tune.evaluators.base import Progress
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.runners.base import End, Job, JobRequest, JobResult
 from zenith_tune.runners.local.runner import LocalRunner
@@ -86,7 +86,7 @@ def test_a_trial_of_long_iterations_ends_within_a_second_of_the_line_that_decide
     log = "".join(line.format(begin + timedelta(seconds=4 * at), at + 1, step) for at, step in enumerate(steps))
     job, progress = Replay(log, tmp_path / "log.txt", start_up_s), list[Progress]()
     watch = TrialWatch(
-        MegatronEvaluator("step_time"), EarlyStop(), {}, noise=0.002, on_progress=progress.append, clock=job.clock
+        MegatronEvaluator("step_time"), EarlyStop(), {}, on_progress=lambda by_now, _: progress.append(by_now), clock=job.clock
     )
     result, early = watch.wait(job)
     assert early is not None and early.reason.startswith("known")
@@ -115,7 +115,7 @@ def watch(tmp_path: Path, evaluator: TuningEvaluator, log: str, best: Trial | No
     folder = tmp_path / "trial"
     folder.mkdir()
     job = LocalRunner(grace_s=0.3).submit(Talker(tmp_path, log, 0.02).command, folder, Resources(), timeout_s=120)
-    return TrialWatch(evaluator, EarlyStop(), {}, best).wait(job)
+    return TrialWatch(evaluator, EarlyStop(), {}, lambda: Stakes(best=best)).wait(job)
 
 
 def test_a_job_that_says_nothing_runs_to_its_end(tmp_path: Path) -> None:

@@ -142,12 +142,14 @@ class Gain:
     high: float | None
     """The ends of the 90% interval; None where there is no gain."""
     is_confirmed: bool
-    """Whether both ran once more at the end."""
+    """Whether it held when runs were repeated."""
+    is_clear: bool = False
+    """Whether it is many times the noise, so that none had to be."""
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.speedup:.2f}x"
-        how = "confirmed" if self.is_confirmed else "not confirmed"
+        how = "confirmed" if self.is_confirmed else "clear" if self.is_clear else "not confirmed"
         return f"{self.speedup:.2f}x ({self.low:.2f} to {self.high:.2f}, {how})"
 
     def __repr__(self) -> str:
@@ -236,6 +238,7 @@ class StudyResult:
             low=found.get("low"),
             high=found.get("high"),
             is_confirmed=bool(found.get("is_confirmed")),
+            is_clear=bool(found.get("is_clear")),
         )
 
     @functools.cached_property

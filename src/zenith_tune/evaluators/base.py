@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.registry import Registry, construct
 from zenith_tune.study.parameters import Direction, Value
+from zenith_tune.study.precision import relative_error
 
 BATCH = "global_batch_size"
 """The samples of a step, under `extra`."""
@@ -29,6 +30,8 @@ class Measurement:
     unit: str = ""
     spread: float | None = None
     """Relative spread of the value over steady iterations: 0.01 is 1%."""
+    error: float | None = None
+    """Relative standard error of the value; None for a single iteration."""
     drift: float | None = None
     """Relative distance of some successive iterations from the median of all; None for too few."""
     num_samples: int | None = None
@@ -48,8 +51,19 @@ class Progress:
     num_iterations: int
     """Iterations so far, warm-up included."""
     unit: str = ""
+    step_s: float | None = None
+    """Seconds of a training step; None where the log does not show them."""
+    next_s: float | None = None
+    """Seconds that the next iteration takes; None: those of a step."""
+    common_error: float = 0.0
+    """Relative standard error that all values share, such as that of the line they are extrapolated by."""
     peak_memory_bytes: int | None = None
     """Peak memory so far, where the log shows it."""
+
+    @property
+    def error(self) -> float:
+        """The relative standard error of the value, where there are at least two."""
+        return relative_error(self.values, self.common_error)
 
     @property
     def latest(self) -> float | None:

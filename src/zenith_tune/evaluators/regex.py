@@ -14,7 +14,7 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, Progress, TuningEvaluator
-from zenith_tune.evaluators.steady import num_warm_up, summarise
+from zenith_tune.evaluators.steady import long_run, num_warm_up, summarise
 from zenith_tune.evaluators.steps import read_number
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import clean_line, lines_of
@@ -89,10 +89,13 @@ class RegexEvaluator(TuningEvaluator):
         if len(numbers) < 2 or min(numbers) <= 0:
             return None
         paces = numbers if self.direction is Direction.MINIMIZE else [1 / number for number in numbers]
+        steady, value = numbers[num_warm_up(paces) :], float(SELECTORS[self.selector](numbers))
         return Progress(
-            values=numbers[num_warm_up(paces) :],
-            value=float(SELECTORS[self.selector](numbers)),
+            values=steady,
+            value=value,
             num_iterations=len(numbers),
+            # What is chosen may still become what the steady ones say.
+            common_error=abs(value / long_run(steady, self.direction) - 1),
         )
 
     @property

@@ -72,6 +72,7 @@ class SpeedEvaluator(TuningEvaluator):
             value=long_run(values, self.direction),
             num_iterations=logged.num_steps,
             unit=unit,
+            step_s=long_run(rates[SECONDS]) if rates[SECONDS] else None,
             peak_memory_bytes=logged.peak_bytes,
         )
 

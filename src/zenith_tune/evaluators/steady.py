@@ -12,8 +12,12 @@ from typing import Any
 
 from zenith_tune.evaluators.base import Measurement
 from zenith_tune.study.parameters import Direction
+from zenith_tune.study.precision import relative_error
 
-SLOWER_IS_WARM_UP = 1.10
+_SPREADS_OF_WARM_UP, _LEAST_WARM_UP, _MOST_WARM_UP = 5, 0.02, 0.10
+"""Spreads of the later samples by which a leading one is slower than they are, and what that is at least and at most."""
+_SLOWER_THAN_ONE = 0.05
+"""The same where there is one later sample, which has no spread."""
 _MAD_TO_SIGMA = 1.4826
 _STALL = 0.25
 _STALL_SPREADS = 5
@@ -22,8 +26,12 @@ _MIN_DRIFT_SAMPLES = 10
 _STRETCH = 5
 
 
-def summarise(values: Sequence[float], direction: Direction, **others: Any) -> Measurement:
+def summarise(
+    values: Sequence[float], direction: Direction, *, common_error: float = 0.0, **others: Any
+) -> Measurement:
     """Return the measurement of steady samples: a time, or a rate where larger is better; `others` are its fields.
+
+    `common_error` is a relative standard error that all samples share.
 
     >>> found = summarise([0.42, 0.41, 0.43, 0.42], Direction.MINIMIZE, unit="s")
     >>> found.value, round(found.spread, 3), found.num_samples
@@ -32,6 +40,7 @@ def summarise(values: Sequence[float], direction: Direction, **others: Any) -> M
     return Measurement(
         value=long_run(values, direction),
         spread=relative_spread(values),
+        error=relative_error(values, common_error) if len(values) > 1 and min(values) > 0 else None,
         drift=relative_drift(values),
         num_samples=len(values),
         **others,
@@ -44,7 +53,9 @@ def num_warm_up(seconds: Sequence[float]) -> int:
         return 0
     rest = seconds[1:]
     half = len(rest) // 2
-    limit = SLOWER_IS_WARM_UP * statistics.median(rest[half:])
+    later = rest[half:]
+    slower = _SPREADS_OF_WARM_UP * (relative_spread(later) or 0.0) if len(later) > 1 else _SLOWER_THAN_ONE
+    limit = (1 + min(max(slower, _LEAST_WARM_UP), _MOST_WARM_UP)) * statistics.median(later)
     dropped = 0
     while dropped < half and rest[dropped] > limit:
         dropped += 1

@@ -47,7 +47,8 @@ def trained_batch(trial: Trial) -> int | None:
 
 
 _COLUMNS = (
-    *("number", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes", "duration_s"),
+    *("number", "outcome", "value", "unit", "spread", "error", "num_samples"),
+    *("step_s", "peak_memory_bytes", "duration_s"),
     *("early", "failure", "cause", "why", "command", "folder"),
 )
 

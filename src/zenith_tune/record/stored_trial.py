@@ -24,7 +24,7 @@ RUN, RESULT = "run", "result"
 TWIN_OF = "twin_of"
 """The attribute of a trial that was written once too often; it cannot be deleted, for Optuna numbers by counting."""
 _TEXTS = ("cause", "failure", "early", "unit")
-_NUMBERS = ("duration_s", "spread", "drift", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
+_NUMBERS = ("duration_s", "spread", "error", "drift", "step_s", "peak_memory_bytes", "num_samples", "num_runs")
 _EXPORTED = {
     *_TEXTS,
     *_NUMBERS,

@@ -42,6 +42,10 @@ class JsonLinesReporter(StudyListener):
         self._write("trial_progress", number=number, num_iterations=num_iterations, value=value, unit=unit)
         self._people.trial_progress(number, num_iterations, value, unit)
 
+    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
+        self._write("trial_outlook", number=number, known=known, left_s=left_s)
+        self._people.trial_outlook(number, known, left_s)
+
     def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
         self._write("trial_memory", number=number, peak_memory_bytes=peak_memory_bytes)
         self._people.trial_memory(number, peak_memory_bytes)

@@ -73,9 +73,9 @@ def _why_not(first: Json, second: Json) -> str:
 
 
 def _noise(study: Json, best: Json | None) -> float:
-    """Return the spread of a best, or by how much two runs of the same settings differ where a study has both."""
+    """Return half of a best value's interval, or the difference of two runs of the same settings where it is more."""
     twice = abs(study["gain"] or 0.0) if study["best_is_own"] else 0.0
-    return max(twice, (best or {}).get("spread") or 0.0)
+    return max(twice, (best or {}).get("half_width") or 0.0)
 
 
 def _verdict(gain: float | None, noises: list[float]) -> str:

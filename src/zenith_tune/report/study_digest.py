@@ -25,7 +25,10 @@ from zenith_tune.study.trial import Outcome, Prediction, Trial
 from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import count, format_value, whole
 
-_FIELDS = ("speedup", "low", "high", "is_confirmed", "ties", "memory_share", "safer", "cost", "pays_after_hours")
+_FIELDS = (
+    *("speedup", "low", "high", "is_confirmed", "is_clear", "ties"),
+    *("memory_share", "safer", "cost", "pays_after_hours"),
+)
 
 
 def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: float | None) -> Json:
@@ -133,7 +136,7 @@ class StudyDigest:
             "best_is_own": study.best_is_own,
             "is_within_noise": study.is_within_noise,
             "batch_note": batch_note(study),
-            "noise": finite(study.noise),
+            "noise": finite(study.gain_half_width),
             "num_failed": sum(not trial.ok for trial in ended) - num_cancelled,
             "num_cancelled": num_cancelled,
             "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
@@ -229,6 +232,7 @@ def _snapshot(each: TrialView, label: str) -> Json:
         "is_baseline": trial.is_baseline,
         "value": finite(trial.value),
         "spread": finite(trial.spread),
+        "half_width": finite(trial.half_width),
         "step_s": finite(trial.step_s),
         "memory_bytes": finite(trial.peak_memory_bytes),
         "gpu_utilization": _measured(trial, UTILIZATION),

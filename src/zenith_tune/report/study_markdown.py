@@ -101,7 +101,7 @@ def _headline(study: Json) -> str:
     counts += ", unfinished" if study["num_unfinished"] else ""
     if best is None:
         return f"No trial has succeeded yet ({counts})."
-    value = f"{format_value(best['value'], study['unit'])}{format_spread(best['spread'])}"
+    value = f"{format_value(best['value'], study['unit'])}{format_spread(best['half_width'])}"
     if study["fastest_is_baseline"]:
         gain = "" if study["gain"] is None else f" Gain: {describe_gain(study)} against your own command."
         return f"Best: your own command, {escaped(value)} ({counts}).{gain}"

@@ -20,7 +20,7 @@ class TrialRow:
     is_baseline: bool = False
     iterations: int | None = None
     value: float | None = None
-    spread: float | None = None
+    half_width: float | None = None
     gain: float | None = None
     """Over the user's own command, which has none itself."""
     step_s: float | None = None
@@ -37,7 +37,7 @@ class TrialRow:
             is_baseline=trial.is_baseline,
             iterations=trial.num_samples,
             value=trial.value,
-            spread=trial.spread,
+            half_width=trial.half_width,
             gain=gain,
             step_s=trial.step_s,
             memory_bytes=trial.peak_memory_bytes,
@@ -59,7 +59,7 @@ class TrialRow:
             "state": self.state,
             "iter": "" if self.iterations is None else str(self.iterations),
             "value": value,
-            "value and spread": value + format_spread(self.spread) if value else "",
+            "value and spread": value + format_spread(self.half_width) if value else "",
             "gain": "" if self.gain is None or self.is_baseline else format_gain(self.gain),
             "step": "" if self.step_s is None else format_seconds(self.step_s),
             "memory": format_bytes(self.memory_bytes) if self.memory_bytes else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -17,7 +16,7 @@ from zenith_tune.layouts.layout import Layout
 from zenith_tune.registry import Registry
 from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Parameter, Params, Value
-from zenith_tune.study.trial import Findings, Outcome, Trial
+from zenith_tune.study.trial import Findings, Outcome, Prediction, Trial
 
 if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
@@ -68,11 +67,6 @@ class EvalFunction(Protocol):
     def has_room(self) -> bool:
         """Tell whether a submitted point would start at once; the trial that made room has its result by then."""
         return True
-
-
-def relative_error(trial: Trial) -> float:
-    """Return the standard error of a trial's value, relative to it."""
-    return (trial.spread or 0.0) / math.sqrt(max(trial.num_samples or 1, 1))
 
 
 class PlainFunction(EvalFunction):
@@ -143,6 +137,10 @@ class TuningStrategy(ABC):
         """Return how many trials a run to the end is expected to take, or None if unknown."""
         bound = self.max_trials(search_space)
         return bound if bound is not None or self.ends_by_itself else self.default_n_trials
+
+    def expected_best(self) -> Prediction | None:
+        """Return what is expected of the best point before any trial, where the strategy predicts it."""
+        return None
 
     def why_done(self) -> str | None:
         """Return why the strategy finished, in one line, where it has a reason to give."""

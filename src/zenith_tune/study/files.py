@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import threading
 from collections.abc import Mapping
@@ -13,6 +14,22 @@ from typing import Any, BinaryIO
 
 Json = dict[str, Any]
 """A JSON object."""
+
+
+def learned_folder() -> Path | None:
+    """Return where studies keep what they learn of the machine: in ZENITHTUNE_HOME or the user's data folder."""
+    own = os.environ.get("ZENITHTUNE_HOME")
+    home = own or os.environ.get("XDG_DATA_HOME")
+    try:
+        folder = Path(home) if home else Path.home() / ".local" / "share"
+    except RuntimeError:  # a user without a home
+        return None
+    return (folder if own else folder / "zenithtune") / "learned"
+
+
+def plain_name(text: str) -> str:
+    """Return a text as the name of a file: what others wrote is not trusted."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:100]
 
 
 class TrialFolder:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.precision import TO_90, LaunchNoise
+from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
 """The smallest difference that two runs of one command do not show by themselves."""
@@ -21,6 +22,8 @@ LEAST_GAIN = 0.01
 """The smallest gain that is worth a trial: two runs of one command differ by nearly as much."""
 SURE = 2.0
 """Standard errors by which a run must be faster to count as faster."""
+CLEAR = 3.0
+"""Half-widths of its 90% interval by which a gain is clear without a second run."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
@@ -57,6 +60,8 @@ class Study:
         """Why runs that went well cannot be the best, as a run that confirms another has shown; `rule_out` sets it."""
         self.cut_off_s = 0.0
         """Seconds of runs that were cut off, and are no trials of the study."""
+        self.earlier_launches = LaunchNoise()
+        """How much runs of one command differed in earlier studies on the machine."""
         self.trials: list[Trial] = []
         self.first_baseline: Trial | None = None
         """The user's own command as it ran first, on a machine that may have been cold."""
@@ -222,7 +227,7 @@ class Study:
         """Tell whether a trial is faster than another by more than the noise of both, and by as much as is worth it."""
         if trial.value is None or not than.value:
             return trial.value is not None
-        noise = math.hypot(*(SURE * (run.spread or 0.0) / math.sqrt(run.num_samples or 1) for run in (trial, than)))
+        noise = SURE * math.hypot(trial.standard_error, than.standard_error)
         return self.direction.gain(trial.value, over=than.value) > max(noise, LEAST_GAIN)
 
     def _is_proven(self, trial: Trial) -> bool:
@@ -290,15 +295,44 @@ class Study:
         return gain if math.isfinite(gain) else None
 
     @property
-    def noise(self) -> float | None:
-        """The smallest gain of the best trial that is beyond the noise of both runs."""
-        spreads = [trial.spread for trial in (self.best, self.baseline) if trial is not None]
-        return sum(spread or 0.0 for spread in spreads) if len(spreads) == 2 else None
+    def launch_noise(self) -> LaunchNoise:
+        """How much two runs of one command differ, by those that ran again and by earlier studies on the machine."""
+        return self.earlier_launches.seen(self.rerun_ratios())
+
+    def rerun_ratios(self) -> list[float]:
+        """Return the logarithms of the ratios between a run and its first; none of a run that met more than it."""
+        pairs = [(trial, self.first_run(trial)) for trial in (*self.trials, self.baseline) if trial is not None]
+        return [
+            math.log(trial.value / first.value)
+            for trial, first in pairs
+            if first is not None and CONFIRMED_ON not in trial.extra
+            if (trial.value or 0.0) > 0 and (first.value or 0.0) > 0
+            if trial.value is not None and first.value is not None
+        ]
+
+    @property
+    def gain_half_width(self) -> float | None:
+        """Half of the 90% interval of the logarithm of the gain; None where there is nothing to compare.
+
+        Two errors for each of the two runs: that of its iterations, and that of one launch against the next. With few
+        runs that were repeated, the interval is wide.
+        """
+        if self.best is None or self.baseline is None:
+            return None
+        iterations = TO_90 * math.hypot(self.best.standard_error, self.baseline.standard_error)
+        return math.hypot(iterations, self.launch_noise.half_width)
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether the gain lies inside the two spreads, so that it may be none."""
-        return self.gain is not None and 0 < self.gain < (self.noise or 0.0)
+        """Whether there may be no gain: the interval of the best trial's speedup has 1 in it."""
+        gain, half_width = self.gain, self.gain_half_width
+        return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) <= half_width
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gain is so many times its noise that no further run can put it in doubt."""
+        gain, half_width = self.gain, self.gain_half_width
+        return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= CLEAR * half_width
 
     def counts(self) -> Counter[Outcome]:
         """Count the trials by outcome."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zenith_tune.study.parameters import Value
+from zenith_tune.study.precision import TO_90
 from zenith_tune.units import format_value
 
 
@@ -33,6 +35,10 @@ NOT_RUN = -1
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
+
+
+UNKNOWN_ERROR = 0.0
+"""The standard error of a value of which nothing is known, such as that of a plain function."""
 
 
 class RunKey(NamedTuple):
@@ -68,6 +74,8 @@ class Trial:
     """The unit of `value`, for people."""
     spread: float | None = None
     """Relative spread of the value over steady iterations, or over repeats: 0.01 is 1%."""
+    error: float | None = None
+    """Relative standard error of the value; None where it is not known."""
     drift: float | None = None
     """Relative distance of some successive iterations from the median of all; None where there are too few."""
     step_s: float | None = None
@@ -110,6 +118,18 @@ class Trial:
         return self.outcome is Outcome.CANCELLED and self.failure is None
 
     @property
+    def standard_error(self) -> float:
+        """How well the value is known, relatively; of a run of an earlier release, by its spread."""
+        if self.error is not None:
+            return self.error
+        return UNKNOWN_ERROR if self.spread is None else self.spread / math.sqrt(max(self.num_samples or 1, 1))
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the value's 90% interval, relatively; None where nothing is known of it."""
+        return None if self.error is None and self.spread is None else TO_90 * self.standard_error
+
+    @property
     def ok(self) -> bool:
         """Whether the trial went well, also where it repeats one that did."""
         return self.value is not None
@@ -122,6 +142,8 @@ class Prediction:
     step_s: float
     by: str
     """The source of the prediction, in a few words."""
+    error: float = 0.0
+    """Relative standard error of the step time."""
     memory_bytes: float | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """Parts of the step that are worth showing, by name, such as its slowest stages."""

@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
-from zenith_tune.study.study import MIN_DIFFERENCE, Study
+from zenith_tune.study.precision import TO_90
+from zenith_tune.study.study import Study
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
 
-RUN_NOISE = 0.003
-"""Relative standard deviation between two runs of one command on an H200; it is worth one pair of runs."""
-SURE = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86)
-"""Standard errors to either side of an interval of 90%, by degrees of freedom from 1: Student's t."""
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
 SAFER = 0.90
@@ -48,7 +45,9 @@ class Verdict:
     levers: tuple[LeverResult, ...] = ()
     """The result of each lever that could be tried on the best layout."""
     is_confirmed: bool = False
-    """Whether both ran again at the end."""
+    """Whether it held when the own command ran again, and the best as well where that alone did not settle it."""
+    is_clear: bool = False
+    """Whether it is many times the noise, so that neither had to run again."""
     confirmed_on: str = ""
     """What the best met when it ran again, which a short trial may not, or why it could not."""
     ties: tuple[int, ...] = ()
@@ -133,16 +132,18 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     """Return the gain of a study that has one; `job_s` is how long the job could have trained in the study's time."""
     best, gain = study.best, study.gain
     assert best is not None and gain is not None
-    half = interval_half(study)
-    is_confirmed = best.is_rerun and study.baseline is not None and study.baseline.is_rerun
-    ties = tuple(study.number_of(trial) for trial in _ties(study, half))
+    half = study.gain_half_width
+    assert half is not None
+    reruns = [trial.is_rerun for trial in (best, study.baseline) if trial is not None]
+    is_confirmed = all(reruns) or (any(reruns) and study.is_clear)
+    ties = tuple(study.number_of(trial) for trial in _ties(study))
     safer = _safer(study, memory_share, capacity_bytes)
     low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
     is_faster = low > 1 and _faster(best) == "faster"
     levers = study.lever_speedup
     confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
     parts = (
-        _speed(1 + gain, low, high, is_confirmed=is_confirmed, word=_faster(best)) + _phases(study, 1 + gain),
+        _speed(study, 1 + gain, low, high, is_confirmed=is_confirmed) + _phases(study, 1 + gain),
         f"tied: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         confirmed_on,
         _memory(memory_share, safer),
@@ -156,6 +157,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         layout_speedup=None if levers is None else (1 + gain) / levers,
         lever_gains=study.lever_gains,
         is_confirmed=is_confirmed,
+        is_clear=study.is_clear and not is_confirmed,
         confirmed_on=confirmed_on,
         ties=ties,
         memory_share=memory_share,
@@ -169,45 +171,16 @@ def spent_s(study: Study) -> float:
     return study.cut_off_s + math.fsum((trial.duration_s or 0.0) * trial.num_runs for trial in study.runs)
 
 
-def interval_half(study: Study) -> float:
-    """Return how far the logarithm of the gain may be off to either side in 90 of 100 studies.
-
-    Two errors for each of the two runs: the median's over its iterations, and that of one run against the next, which
-    the runs that were repeated at the end show. With few of those the interval is wide.
-    """
-    between, dof = _between_runs(study)
-    variance = sum(
-        (trial.spread or 0.0) ** 2 / max(trial.num_samples or 1, 1) + between**2
-        for trial in (study.best, study.baseline)
-        if trial is not None
-    )
-    return SURE[min(dof, len(SURE)) - 1] * math.sqrt(variance)
-
-
-def _between_runs(study: Study) -> tuple[float, int]:
-    """Return the relative standard deviation between two runs of one command, and by how many pairs it is known.
-
-    The user's own command counts, unless it drifted: its first run may have been on a cold machine.
-    """
-    squares, num = RUN_NOISE**2, 1
-    for trial in (*study.trials, *([study.baseline] if study.baseline is not None else [])):
-        first = study.first_run(trial)
-        if first is None or (first.value or 0.0) <= 0 or (trial.value or 0.0) <= 0:
-            continue
-        apart = math.log((trial.value or 1.0) / (first.value or 1.0))
-        if not trial.is_baseline or abs(apart) <= MIN_DIFFERENCE:
-            squares, num = squares + apart**2 / 2, num + 1
-    return math.sqrt(squares / num), num
-
-
-def _ties(study: Study, half: float) -> list[Trial]:
+def _ties(study: Study) -> list[Trial]:
     """Return the trials that are as good as the best within the noise; of one that ran again, its last run."""
-    best = study.best
+    best, launch_sd = study.best, math.sqrt(2) * study.launch_noise.sd
     return [
         trial
         for trial in study.counted
         if best is not None and best.value and trial.value and trial is not best and study.may_be_best(trial)
-        if trial.value / best.value > 0 and abs(math.log(trial.value / best.value)) < half
+        if trial.value / best.value > 0
+        if abs(math.log(trial.value / best.value))
+        < TO_90 * math.hypot(best.standard_error, trial.standard_error, launch_sd)
     ]
 
 
@@ -232,11 +205,12 @@ def _faster(trial: Trial) -> str:
     return "faster" if is_speed else "better"
 
 
-def _speed(speedup: float, low: float, high: float, *, is_confirmed: bool, word: str) -> str:
+def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:
     if low <= 1:
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
-    how = "confirmed" if is_confirmed else "not confirmed"
-    return f"{speedup:.2f}x {word} ({low:.2f} to {high:.2f}, {how})"
+    assert study.best is not None
+    how = "confirmed" if is_confirmed else "clear" if study.is_clear else "not confirmed"
+    return f"{speedup:.2f}x {_faster(study.best)} ({low:.2f} to {high:.2f}, {how})"
 
 
 def _phases(study: Study, speedup: float) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from zenith_tune.shell.placeholders import (
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.budget import Budget, MemoryLimit, Training, parse_share, parse_size
+from zenith_tune.study.files import plain_name
 from zenith_tune.study.resources import Resources
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.tuning.place import StudyPlace
@@ -47,6 +49,25 @@ class Limits:
     n_trials: int | None = None
     consecutive_duplicates: int | None = None
     consecutive_prunes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How much a study may spend to know better."""
+
+    hours: float | None = None
+    """Hours of training that it is weighed against; None: a night."""
+    is_whole_training: bool = False
+    """Whether it is weighed against all steps of the command, where those take longer."""
+    confirms: bool = True
+    confirms_always: bool = False
+
+
+PATIENCE = {
+    "quick": Patience(hours=1.0, confirms=False),
+    "normal": Patience(),
+    "thorough": Patience(is_whole_training=True, confirms_always=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +137,19 @@ class StudyConfig:
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @functools.cached_property
+    def patience(self) -> Patience:
+        """How much the study may spend to know better, by --patience and --no-confirm."""
+        stated = PATIENCE[self.options.patience]
+        return stated if self.options.confirm else replace(stated, confirms=False)
+
+    @functools.cached_property
     def budget(self) -> Budget:
         """The cost that the study may have, and the training that it is for."""
         given = self.options
-        steps = self.preset.train_steps(self.command) if given.train_hours is None else None
+        hours = self.patience.hours if given.train_hours is None else given.train_hours
+        steps = self.preset.train_steps(self.command) if hours is None and self.patience.is_whole_training else None
         return Budget(
-            training=Training(hours=given.train_hours, steps=steps),
+            training=Training(hours=hours, steps=steps),
             gpu_hours=given.gpu_hours,
             max_hours=given.max_hours,
             price=given.price,
@@ -199,6 +227,12 @@ class StudyConfig:
         if self.budget.price is not None or self._first_cluster is None:
             return self.budget
         return replace(self.budget, price=public_price(self._first_cluster.gpu.name))
+
+    @property
+    def machine_name(self) -> str:
+        """A name for the kind of machine that trials run on, for what is learned of it."""
+        cluster = self._first_cluster
+        return plain_name(platform.node() if cluster is None else f"{cluster.gpu.name}-{self.num_gpus or 1}")
 
     @property
     def header(self) -> StudyHeader:

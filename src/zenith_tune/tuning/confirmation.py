@@ -1,13 +1,15 @@
-"""Whether a gain holds: the best trial and the user's own command run once more, in turn, before anything is claimed.
+"""Whether a gain holds: where it is in doubt, the best trial and the user's own command run once more.
 
 The first run of a cold machine may be far slower than the same run later, and the user's own command is always the
-first; trials that ran side by side may have slowed one another. What a run measured again is what counts of it.
+first; trials that ran side by side may have slowed one another. A gain that is many times what launches differ by is
+clear without. What a run measured again is what counts of it.
 """
 
 from __future__ import annotations
 
 import math
 
+from zenith_tune.evaluators.early_stop import saved_share
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE
 from zenith_tune.study.trial import Outcome, RunKey, Trial
@@ -16,14 +18,14 @@ from zenith_tune.units import format_value
 
 
 class Confirmation:
-    """Second runs of the best trial, of the user's own command, and of trials that may be better by now.
+    """Second runs of the best trial, of the user's own command, and of trials that may be better, where they tell.
 
-    `side_by_side` says whether trials shared the machine while the study was searched, `claims` whether a gain is to be
-    confirmed.
+    `side_by_side` says whether trials shared the machine while the study was searched, `claims` whether a gain that is
+    in doubt is to be confirmed, `always` whether a clear one is too.
     """
 
-    def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True) -> None:
-        self._session, self._side_by_side, self._claims = session, side_by_side, claims
+    def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True, always: bool = False) -> None:
+        self._session, self._side_by_side, self._claims, self._always = session, side_by_side, claims, always
         self._num_failed = 0
         """Confirming runs that were out of memory and are dealt with."""
 
@@ -35,10 +37,15 @@ class Confirmation:
         if not (self._side_by_side or self._claims_gain()):
             return []
         if first is None:
-            return self._own_again() if study.baseline is not None and not study.baseline.is_rerun else []
+            return self._own_again()
+        is_due = self._side_by_side or self._session.config.preset.confirming(first.params) is not None
+        # Its first run, on a machine that may have been cold, is what is in doubt most, and may be all that is.
+        lines = [] if is_due else self._own_again()
+        if not (is_due or self._is_in_doubt()):
+            return [*lines, *self._drift()]
         again = self._again(first)
         num_before = sum(trial.is_rerun for trial in study.trials)
-        lines = [*self._until_one_fits(again), *self._own_again()]
+        lines += [*self._until_one_fits(again), *self._own_again()]
         gain = self._gain(again, over=first)
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
         if study.may_be_best(first):
@@ -92,8 +99,9 @@ class Confirmation:
             self._session.run_point(params, identity, why)
 
     def _own_again(self) -> list[str]:
-        """Run the user's own command again where there is a gain over it; returns what is to be said of it."""
-        if not self._claims_gain():
+        """Run the user's own command again where the gain over it is in doubt; returns what is to be said of it."""
+        own = self._session.study.baseline
+        if own is None or own.is_rerun or not self._is_in_doubt():
             return []
         trial = self._session.run_baseline(again=True)
         if trial.ok:
@@ -104,6 +112,12 @@ class Confirmation:
         """Tell whether there is a gain over the user's own command that wants confirmation."""
         study = self._session.study
         return self._claims and study.gain is not None and study.gain > 0 and study.fastest is not study.baseline
+
+    def _is_in_doubt(self) -> bool:
+        """Tell whether a second run may change what is said of the gain."""
+        study = self._session.study
+        have_both = all(trial is not None and trial.is_rerun for trial in (study.best, study.baseline))
+        return self._claims_gain() and not have_both and (self._always or not study.is_clear)
 
     def _verdict(self, first: Trial, again: Trial, gain: float | None, num_more: int, *, differs: bool) -> str:
         if gain is None:
@@ -143,7 +157,8 @@ class Confirmation:
     def _near(self, best: Trial, gain: float | None) -> list[Trial]:
         """Return the trials that may be better than the best is now, the nearest first.
 
-        Those within the noise of it, of which one is tried; all that neighbours may have put behind it, where they did.
+        The one whose second run saves more training than it costs; all that neighbours may have put behind it, where
+        they did.
         """
         known, study = self._session.recorded, self._session.study
         near = [
@@ -157,7 +172,15 @@ class Confirmation:
         ordered = sorted(near, key=lambda other: (other[0], other[1].number))
         if gain is not None and gain > 0 and self._side_by_side:
             return [trial for gap, trial in ordered if gap <= gain]
-        return [trial for gap, trial in ordered[:1] if gap <= (trial.spread or 0.0) + (best.spread or 0.0)]
+        return [trial for gap, trial in ordered[:1] if self._pays(trial, math.log1p(gap), best)]
+
+    def _pays(self, trial: Trial, gap: float, best: Trial) -> bool:
+        """Tell whether another run of a trial is expected to save more of the training than it costs."""
+        launch_sd = self._session.study.launch_noise.sd
+        error, other = (math.hypot(run.standard_error, launch_sd) for run in (trial, best))
+        training_s = self._session.config.budget.training.seconds(best.step_s or 1.0)
+        saved_s = training_s * saved_share(error, [(gap, other)], less_variance=error**2 / 2)
+        return saved_s > (trial.duration_s or 0.0) * trial.num_runs
 
     def _gain(self, trial: Trial, *, over: Trial) -> float | None:
         """Return how much better one is than the other; None where one of them failed."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune.evaluators.base import Progress
+from zenith_tune.evaluators.early_stop import Judgement
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import EndReason, Study
@@ -87,6 +88,9 @@ class StudyListener:
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
         """Take note of how far a trial is: its iterations, and its value by those that are steady."""
 
+    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
+        """Take note of what is known of a trial that runs and why it goes on, and of about how long it still does."""
+
     def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
         """Take note of how much memory a trial that runs has taken at most, where its log says so."""
 
@@ -141,13 +145,15 @@ class StudyNotifier:
             else:
                 self._early_states[number] = state
 
-    def progress(self, number: int, progress: Progress) -> None:
-        """Report how far a trial is."""
+    def progress(self, number: int, progress: Progress, known: Judgement | None) -> None:
+        """Report how far a trial is, and why it still runs."""
         with self._lock:
             listener = self._listener()
             if progress.peak_memory_bytes is not None:
                 listener.trial_memory(number, progress.peak_memory_bytes)
             listener.trial_progress(number, progress.num_iterations, progress.latest, progress.unit)
+            if known is not None:
+                listener.trial_outlook(number, known.reason, known.left_s)
 
     def recalled(self, trial: Trial, label: str, study: Study) -> None:
         """Take in a trial that another tuner of the study ran, and report it."""

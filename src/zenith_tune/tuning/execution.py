@@ -14,7 +14,7 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress
-from zenith_tune.evaluators.early_stop import DEFAULT_NOISE
+from zenith_tune.evaluators.early_stop import Judgement, Stakes
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.record.export import trial_as_json
@@ -24,6 +24,7 @@ from zenith_tune.shell.secrets import mask, mask_file
 from zenith_tune.study.faults import RetryPolicy, disk_full, is_system_fault
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Value
+from zenith_tune.study.precision import relative_error
 from zenith_tune.study.resources import Resources
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
@@ -52,15 +53,11 @@ class TrialRequest:
     launched: str | None = None
     """The command with more output than the user's own asks for; None: the command itself."""
     files: Mapping[str, str] = field(default_factory=dict)
-    best: Trial | None = None
-    """The best run so far; one that surely cannot beat it is ended early."""
-    noise: float = DEFAULT_NOISE
-    """The relative noise of an iteration that the study leads to expect."""
-    drift: float | None = None
-    """The relative drift within a run that it leads to expect; None where no run has shown it."""
+    stakes: Callable[[], Stakes] = Stakes
+    """What depends on its value, as it is by now."""
     resources: Resources = field(default_factory=Resources)
     on_state: OnState = nobody_listens
-    on_progress: Callable[[Progress], None] = lambda progress: None
+    on_progress: Callable[[Progress, Judgement | None], None] = lambda progress, judgement: None
     is_cancelled: Callable[[], bool] = lambda: False
     limit_s: Callable[[], float | None] = lambda: None
     """The limit as it is by now: it shrinks as better trials end."""
@@ -127,9 +124,7 @@ class TrialExecution:
             self._evaluator,
             self._early_stop,
             _metadata(request),
-            request.best,
-            noise=request.noise,
-            drift=request.drift,
+            request.stakes,
             on_progress=request.on_progress,
             is_cancelled=request.is_cancelled,
             # Where jobs wait for their machine first, the limit is the one that they were submitted with.
@@ -307,6 +302,7 @@ def _merge(trials: list[Trial]) -> Trial:
         trials[0],
         value=middle,
         spread=(max(values) - min(values)) / 2 / abs(middle) if middle else None,
+        error=relative_error(values) if min(values) > 0 else None,
         step_s=statistics.median(steps) if steps else None,
         num_samples=sum(trial.num_samples or 1 for trial in trials),
         peak_memory_bytes=max(trial.peak_memory_bytes or 0 for trial in trials) or None,

@@ -78,9 +78,15 @@ class TuneOptions:
         choices=("last", "first", "min", "max", "mean", "median"),
     )
     n_trials: int | None = option("Budget of trials. [default: as many as the strategy needs]", at_least=1, metavar="N")
+    patience: str = option(
+        "How thorough the search is: quick weighs what it costs against 1 hour of training and confirms nothing, "
+        "normal against 8 hours, thorough against the whole training, and confirms every gain.",
+        "normal",
+        choices=("quick", "normal", "thorough"),
+    )
     train_hours: float | None = option(
         "How long the training itself will run: the search ends when another trial would cost more than it saves. "
-        "[default: the command's own steps, or 8]",
+        "[default: by --patience]",
         metavar="H",
     )
     gpu_hours: float | None = option("Budget of GPU time, over all trials.", metavar="H")
@@ -93,7 +99,7 @@ class TuneOptions:
         "GPU memory that the best layout must leave free. [default: 0.2%]", metavar="PCT"
     )
     confirm: bool = option(
-        "Run the best layout and your own command once more before a gain is claimed.", True, off="--no-confirm"
+        "Run the best layout and your own command once more where a gain is in doubt.", True, off="--no-confirm"
     )
     repeats: int = option("Run each point N times.", 1, at_least=1, metavar="N")
     timeout: float | None = option("End a trial after S seconds.", metavar="S")
@@ -102,10 +108,11 @@ class TuneOptions:
         "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]", metavar="X"
     )
     early_stop: bool | EarlyStop | None = option(
-        "End a trial once its value is known, or almost certainly worse than the best.", True, off="--no-early-stop"
+        "End a trial once its next iteration costs more than it is worth.", True, off="--no-early-stop"
     )
     early_precision: float | None = option(
-        "--early-stop: how precisely a value must be known, in percent. [default: 1]", metavar="PCT"
+        "--early-stop: how precisely a value must be known, in percent. [default: as precisely as is worth it]",
+        metavar="PCT",
     )
     baseline: bool = option("Run your own command first.", True, off="--no-baseline")
     output_dir: Path | str | None = option("Where studies are kept. [default: zenithtune-out]", metavar="PATH")
@@ -151,6 +158,9 @@ class TuneOptions:
             value, least = getattr(self, each.name), each.metadata.get("at_least")
             if value == "":
                 raise UsageError(f"{flag(each.name)} must not be empty", hint="give a value, or leave it out")
+            choices = each.metadata.get("choices")
+            if choices is not None and value is not None and value not in choices:
+                raise UsageError(f"{flag(each.name)} must be one of {', '.join(choices)}, but got {value!r}")
             if value is not None and least is not None and value < least:
                 raise UsageError(f"{flag(each.name)} must be at least {least}, but got {value}")
         if self.retry_failed and not self.resume:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from zenith_tune.errors import OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
-from zenith_tune.evaluators.early_stop import study_drift, study_noise
+from zenith_tune.evaluators.early_stop import MIN_SAMPLES, Stakes, study_drift
 from zenith_tune.evaluators.failures.failures import (
     FailureKind,
     is_fault_of_the_command,
@@ -20,6 +21,7 @@ from zenith_tune.evaluators.failures.no_effect import refuse_without_effect
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyLock
+from zenith_tune.record.kept_launches import KeptLaunches
 from zenith_tune.record.record import StudyRecord
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
@@ -59,6 +61,8 @@ class StudySession:
         place = config.place
         self.study = Study(config.evaluator.direction)
         self.study.limit_memory(config.memory.bytes_of(config.first_capacity_bytes))
+        self._launches = KeptLaunches(config.machine_name)
+        self.study.earlier_launches = self._launches.read()
         self.recorded: dict[RunKey, Trial] = {}
         """The finished trials of earlier runs of this study."""
         self._preset = config.preset
@@ -254,6 +258,10 @@ class StudySession:
         with contextlib.suppress(StudyError, SystemFaultError):
             self._require_record().keep_search(self._search)
 
+    def keep_launches(self) -> None:
+        """Keep for later studies on the machine what the reruns have shown of its noise."""
+        self._launches.add(self.study.rerun_ratios())
+
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
         self._patience.call(self._export)
@@ -334,7 +342,6 @@ class StudySession:
     ) -> Trial:
         """Run a trial that is in the record; whatever goes wrong, it does not stay there as running."""
         name = YOUR_COMMAND if started.is_baseline else f"trial {started.number}"
-        earlier = self.study.runs
         silence = SilenceWatch(self._silence, lambda line: self._notifier.noted(f"{name}: {line}"))
         try:
             command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
@@ -343,12 +350,10 @@ class StudySession:
                 command=command,
                 launched=self._preset.trial_command(command),
                 files=self._files(started),
-                best=None if started.is_baseline else self.study.fastest,
-                noise=study_noise(earlier),
-                drift=study_drift(earlier),
+                stakes=self._stakes(started),
                 resources=self.config.resources,
                 on_state=lambda state: self._notifier.state(started.number, state),
-                on_progress=lambda progress: self._notifier.progress(started.number, progress),
+                on_progress=lambda progress, known: self._notifier.progress(started.number, progress, known),
                 is_cancelled=lambda: self._control.is_cancelled(started.number),
                 limit_s=lambda: None if started.is_baseline else self.config.timeouts.limit_s(self.study),
                 silence=silence,
@@ -367,6 +372,24 @@ class StudySession:
         except BaseException as error:
             self._require_record().finish(replace(started, cause=f"{type(error).__name__}: {error}"))
             raise
+
+    def _stakes(self, started: Trial) -> Callable[[], Stakes]:
+        """Return what depends on the value of a run; what is predicted is asked for while the run starts."""
+        study, first = self.study, self.study.first_run(started)
+        if started.is_rerun:
+            best = study.best if started.is_baseline else study.baseline
+        else:
+            best = None if started.is_baseline else study.fastest
+        stakes = Stakes(
+            best=best,
+            training=self.config.budget.training,
+            drift=study_drift(study.runs),
+            launch=study.launch_noise,
+            max_samples=None if first is None else max(first.num_samples or 0, MIN_SAMPLES),
+        )
+        is_first = started.is_baseline and not started.is_rerun
+        strategy = self.config.strategy
+        return functools.cache(lambda: replace(stakes, predicted=strategy.expected_best()) if is_first else stakes)
 
     def _files(self, trial: Trial) -> Mapping[str, str]:
         if not trial.params:

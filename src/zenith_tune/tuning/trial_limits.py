@@ -64,7 +64,7 @@ class TrialLimits:
             left = []
             if left_s > 0:
                 left.append(f"{format_seconds(left_s)}, less than a trial takes")
-            if keeps and self.config.options.confirm and self._study.best:
+            if keeps and self.config.patience.confirms and self._study.best:
                 left.append("what confirming the best takes")
             kept = f" but for {' and '.join(left)}" if left else ""
             raise TrialExhausted(f"the budget of {self.config.budget.describe()} is spent{kept}")
@@ -86,7 +86,7 @@ class TrialLimits:
         left_s = config.budget.left_s(
             gpu_s=(spent_s(study) + running_s) * num_gpus, elapsed_s=self.elapsed_s, num_gpus=num_gpus
         )
-        again = (study.best, study.baseline) if keeps and config.options.confirm else ()
+        again = (study.best, study.baseline) if keeps and config.patience.confirms and not study.is_clear else ()
         kept_s = CONFIRMING * sum((trial.duration_s or 0.0) * trial.num_runs for trial in again if trial is not None)
         # Trials that start together, and the repeats of one, share what is left.
         share = config.options.repeats * (self.num_slots if keeps else 1)

@@ -10,10 +10,9 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import Progress, TuningEvaluator
-from zenith_tune.evaluators.early_stop import DEFAULT_NOISE, EarlyStop
+from zenith_tune.evaluators.early_stop import EarlyStop, Judgement, Stakes
 from zenith_tune.runners.base import End, Job, JobResult
 from zenith_tune.study.study import Study
-from zenith_tune.study.trial import Trial
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import format_seconds
 
@@ -101,11 +100,9 @@ class TrialWatch:
     evaluator: TuningEvaluator
     early_stop: EarlyStop | None
     metadata: Mapping[str, Any]
-    best: Trial | None = None
+    stakes: Callable[[], Stakes] = Stakes
     _: KW_ONLY
-    noise: float = DEFAULT_NOISE
-    drift: float | None = 0.0
-    on_progress: Callable[[Progress], None] = lambda progress: None
+    on_progress: Callable[[Progress, Judgement | None], None] = lambda progress, judgement: None
     is_cancelled: Callable[[], bool] = lambda: False
     limit_s: Callable[[], float | None] = lambda: None
     silence: SilenceWatch | None = None
@@ -114,9 +111,10 @@ class TrialWatch:
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
         """Block as `Job.wait` does; a job whose value is known is ended, and why is returned with its result."""
         start, pause_s, looks = self.clock(), FIRST_LOOK_S, self.evaluator.shows_progress
-        looked_s, seen = 0.0, 0
+        looked_s, seen, began = 0.0, 0, start
+        started: list[float] = []
         while (result := self._pause(job, pause_s, start)) is None:
-            began = self.clock()
+            before, began = began, self.clock()
             pause_s = min(max((began - start) * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
             size = _size(job.log_path) if looks else seen
             # What was spent on looking counts against the whole time: a long start-up pays for many looks at its end.
@@ -124,7 +122,7 @@ class TrialWatch:
                 continue
             seen, used = size, time.thread_time()  # not the clock: on a busy machine a look waits for a core
             try:
-                early = self._look(job, began - start)
+                early = self._look(job, began - start, before - start, started)
             except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are reported
                 early, looks = None, False
             if early is not None:
@@ -148,19 +146,21 @@ class TrialWatch:
             return _stopped(job, End.TIMED_OUT)
         return None
 
-    def _look(self, job: Job, elapsed_s: float) -> EarlyEnd | None:
+    def _look(self, job: Job, elapsed_s: float, looked_s: float, started: list[float]) -> EarlyEnd | None:
+        """Judge a log that has grown since a look before; `started` keeps the last one without an iteration."""
         text = TrialLog(job.log_path).text()
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
         progress = self.evaluator.progress(log, {**self.metadata, "duration": elapsed_s})
         if progress is None:
             return None
-        self.on_progress(progress)
-        if self.early_stop is None:
-            return None
-        best = self.best if self.best is not None and self.best.unit == progress.unit else None
-        value, direction = best.value if best else None, self.evaluator.direction
-        reason = self.early_stop.judge(progress, value, direction, self.noise, self.drift)
-        return None if reason is None else EarlyEnd(reason=reason, log=log)
+        if progress.step_s is None and progress.num_iterations:  # by its pace, since the log does not say
+            started.append(looked_s)
+            progress = replace(progress, next_s=(elapsed_s - started[0]) / progress.num_iterations)
+        judgement = None
+        if self.early_stop is not None:
+            judgement = self.early_stop.judge(progress, self.evaluator.direction, self.stakes())
+        self.on_progress(progress, judgement)
+        return EarlyEnd(reason=judgement.reason, log=log) if judgement is not None and judgement.ends else None
 
 
 def _stopped(job: Job, end: End, reason: str = "") -> JobResult:

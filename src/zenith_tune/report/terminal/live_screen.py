@@ -16,7 +16,7 @@ from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Trial
 from zenith_tune.tuning.events import FIRST_STATE
-from zenith_tune.units import format_value
+from zenith_tune.units import format_seconds, format_value
 
 NAMES = ("trial", "layout", "state", "iter", "value", "memory", "time")
 RIGHT = ("iter", "value", "memory", "time")
@@ -119,6 +119,10 @@ class LiveScreen:
         if (running := self._running.get(number)) is not None:
             running.num_iterations, running.value = num_iterations, value
 
+    def outlook(self, number: int, known: str, left_s: float | None) -> None:
+        if (running := self._running.get(number)) is not None:
+            running.known = known if left_s is None else f"{known}, about {format_seconds(left_s)} left"
+
     def memory(self, number: int, peak_memory_bytes: int) -> None:
         if (running := self._running.get(number)) is not None:
             running.peak_memory_bytes = peak_memory_bytes
@@ -187,6 +191,8 @@ class _Running:
     label: str
     why: str
     state: str
+    known: str = ""
+    """What is known of it, and why it still runs."""
     num_iterations: int | None = None
     value: float | None = None
     peak_memory_bytes: int | None = None
@@ -203,4 +209,4 @@ class _Running:
             memory_bytes=self.peak_memory_bytes,
             duration_s=time.monotonic() - self.start,
         )
-        return ScreenRow(cells=row.cells(*NAMES), style="cyan", rest=self.why)
+        return ScreenRow(cells=row.cells(*NAMES), style="cyan", rest=self.known or self.why)

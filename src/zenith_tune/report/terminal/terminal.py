@@ -109,6 +109,9 @@ class TerminalReporter(StudyListener):
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
         self._screen.progress(number, num_iterations, value)
 
+    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
+        self._screen.outlook(number, known, left_s)
+
     def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
         self._screen.memory(number, peak_memory_bytes)
 
@@ -179,7 +182,7 @@ class TerminalReporter(StudyListener):
         who = "your own command" if fastest.is_baseline else f"trial {first.number}"
         label = self._labels.get(first.number, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
-        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.spread)}")
+        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.half_width)}")
         if not fastest.is_baseline:
             self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
         self._print_gain(study)
@@ -207,8 +210,8 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_spread(study.noise)}"
-            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise * study.is_within_noise}")
+            noise = ", within the noise" * study.is_within_noise
+            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)
 

@@ -144,15 +144,24 @@ class Acquisition:
         """Return how long the training takes with the best layout so far."""
         return self.training.seconds(math.exp(self.best_log_step))
 
+    @property
+    def first(self) -> int:
+        """The layout to try where nothing has run: the fastest that is likely to fit, or else the likeliest to fit."""
+        return self._likely_fastest(self.time.mean, ~self._closed & (self.memory.fits >= HOPELESS))[0]
+
+    def _likely_fastest(self, mean: FloatArray, open_: BoolArray) -> tuple[int, bool]:
+        safe = open_ & (self.memory.fits >= 1 - RISK)
+        if safe.any():
+            return int(np.argmin(np.where(safe, mean, np.inf))), True
+        return int(np.argmax(np.where(open_, self.memory.fits, -1.0))), False
+
     def _first(self, mean: FloatArray, sd: FloatArray, open_: BoolArray) -> Proposal:
-        """Pick the fastest that is likely to fit, or else the likeliest to fit: with nothing run, any trial pays."""
-        fits = self.memory.fits
-        safe = open_ & (fits >= 1 - RISK)
-        index = int(np.argmin(np.where(safe, mean, np.inf)) if safe.any() else np.argmax(np.where(open_, fits, -1.0)))
+        """Pick by the prediction alone: with nothing run, any trial pays."""
+        index, is_safe = self._likely_fastest(mean, open_)
         what = "predicted fastest"
         if self._closed.any():
             what = "nothing has run yet, and this is predicted the fastest of those likely to fit"
-        if not safe.any():
+        if not is_safe:
             what = "nothing has run yet, and this is the most likely to fit"
         fits_by = f"{self.memory.room[index]:.0%} chance {self._to_fit}"
         why = f"{what}: {_seconds(mean[index], sd[index])} per step, {fits_by}"

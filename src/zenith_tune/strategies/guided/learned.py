@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -17,6 +15,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.study.files import learned_folder, plain_name
 from zenith_tune.study.trial import Outcome, Trial
 
 STUDIES = " + studies on this machine"
@@ -25,17 +24,10 @@ FILE_NAME = "prior.json"
 
 
 def learned_path(subject: PlanSubject) -> Path | None:
-    """Return the file of this machine's calibration, in ZENITHTUNE_HOME or the user's data folder, if there is one."""
-    home = os.environ.get("ZENITHTUNE_HOME") or os.environ.get("XDG_DATA_HOME")
-    try:
-        folder = Path(home) if home else Path.home() / ".local" / "share"
-    except RuntimeError:  # a user without a home
-        return None
-    if not os.environ.get("ZENITHTUNE_HOME"):
-        folder /= "zenithtune"
-    # A GPU is named by whoever writes a cluster's file: nothing but a plain name becomes one.
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{subject.job.framework.name}-{subject.cluster.gpu.name}")
-    return folder / "learned" / f"{name[:100]}.json"
+    """Return the file of this machine's calibration, if there is a folder for it."""
+    folder = learned_folder()
+    name = plain_name(f"{subject.job.framework.name}-{subject.cluster.gpu.name}")
+    return None if folder is None else folder / f"{name}.json"
 
 
 def starting_calibration(

@@ -13,7 +13,6 @@ import numpy as np
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import WORDS, named_axes
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
-from zenith_tune.strategies.base import relative_error
 from zenith_tune.strategies.guided.acquisition import Acquisition
 from zenith_tune.strategies.guided.posteriors import alike, is_sharding_twin, is_slower
 from zenith_tune.study.files import write_atomically
@@ -142,7 +141,7 @@ class TrialObserver:
         if not is_over:
             acquisition.memory.observe_fits(index)
         if log_step is not None:
-            acquisition.observe_step(index, log_step, relative_error(trial), may_be_best=not is_over)
+            acquisition.observe_step(index, log_step, trial.standard_error, may_be_best=not is_over)
         if log_share < math.log(ROOMY):
             acquisition.refuse(is_slower(acquisition.prior.layouts, index))
         acquisition.refuse(dominated_twins(acquisition, index))

@@ -59,16 +59,22 @@ class GuidedStrategy(TuningStrategy):
         tables = job.tables()
         if next(iter(job.points() if tables is None else tables), None) is None:
             raise UsageError(NO_POINTS)
-        self._job = job
+        self._job, self._search = job, None
+
+    def expected_best(self) -> Prediction | None:
+        """Return what the planner and earlier studies expect of the layout that is tried first."""
+        if self._search is None:
+            self._search = _Search(self._job, self)
+        return self._search.expected_best()
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        self._search = search = _Search(self._job, direction, self)
+        search = self._search = self._search or _Search(self._job, self)
         self._job.tell(search.opening)
         if self._job.subject is not None and (reason := tensor_reason(self._job.subject.cluster)):
             self._job.tell(reason)
         is_sound = True
         try:
-            search.run(eval_fn)
+            search.run(eval_fn, direction)
         except OptionsWithoutEffect:
             is_sound = False
             raise
@@ -89,7 +95,7 @@ class GuidedStrategy(TuningStrategy):
 class _Search:
     """One guided study."""
 
-    def __init__(self, job: TunedJob, direction: Direction, strategy: GuidedStrategy) -> None:
+    def __init__(self, job: TunedJob, strategy: GuidedStrategy) -> None:
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")
         self._job, self._strategy, self._subject = job, strategy, job.subject
@@ -103,18 +109,25 @@ class _Search:
         prior = prior_of(job.subject, self.calibration, self.candidates.batch, job.memory_limit_bytes)
         self.acquisition = Acquisition(prior, job.training)
         capacity = float(job.subject.cluster.gpu.memory_bytes)
-        limit = min(job.memory_limit_bytes or capacity, capacity)
-        self._observer = TrialObserver(self.acquisition, direction, limit)
+        self._limit_bytes = min(job.memory_limit_bytes or capacity, capacity)
+        self._observer: TrialObserver
         self._tried: list[tuple[Proposal, Trial, float | None]] = []
         self._other_axes: list[tuple[Proposal, Trial, float | None]] = []
         """Trials of parameters that no layout has, from which nothing is learned about layouts."""
         self._is_over = False
-        self._learn_baseline()
         name, cluster = job.subject.model.name, job.subject.cluster.name
         self.opening = f"guided: {len(self.candidates)} layouts of {name} on {cluster}, {origin}"
 
-    def run(self, eval_fn: EvalFunction) -> None:
+    def expected_best(self) -> Prediction:
+        """Return what is expected of the layout that is tried first."""
+        index = self.acquisition.first
+        step_s, sd = math.exp(self.acquisition.time.mean[index]), float(self.acquisition.time.sd[index])
+        return Prediction(step_s=step_s, error=sd, by=EXPECTED_BY)
+
+    def run(self, eval_fn: EvalFunction, direction: Direction) -> None:
         """Pick and learn until nothing is worth a trial."""
+        self._observer = TrialObserver(self.acquisition, direction, self._limit_bytes)
+        self._learn_baseline()
         under_way: TrialsUnderWay[Proposal] = TrialsUnderWay(eval_fn)
         while True:
             has_room, ended = under_way.look()

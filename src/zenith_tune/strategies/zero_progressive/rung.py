@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zenith_tune.describe.deepspeed_config import AXES, CPU, MEMORY_MODES, matters
-from zenith_tune.strategies.base import relative_error
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, MeasuredMemory
 from zenith_tune.study.parameters import Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial
@@ -284,7 +283,7 @@ class RungSearch:
     def _has_reached_plateau(self) -> bool:
         growth = self.growth
         gain = growth.last_gain()
-        error = math.hypot(*(relative_error(self.trials[mbs]) for mbs in growth.last_step() or ()))
+        error = math.hypot(*(self.trials[mbs].standard_error for mbs in growth.last_step() or ()))
         # An error below the plateau decides nothing.
         return gain is not None and gain + (error if error > self.plateau else 0.0) < self.plateau
 

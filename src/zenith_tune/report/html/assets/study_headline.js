@@ -42,7 +42,7 @@ function studyHeadline(data) {
 
 function resultTiles(data, best) {
   if (!best) return [gainTile(data, best)];
-  const spread = isNumber(best.spread) ? ` ±${(best.spread * 100).toFixed(1)}%` : "";
+  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}%` : "";
   return [
     gainTile(data, best),
     tile(format.value(best.value), `${format.short(data.unit || "best value", 40)}${spread}`),
@@ -66,10 +66,11 @@ function gainTile(data, best) {
   if (data.fastest_is_baseline)
     return tile("none", `gain; the best trial is ${format.gain(data.gain)} against your own command`, true);
   if (data.best_is_own) return tile("none", "gain; the best trial has the settings of your own command", true);
-  const { low, high, is_confirmed } = data.standing;
+  const { low, high, is_confirmed, is_clear } = data.standing;
+  const how = is_confirmed ? "confirmed" : is_clear ? "clear" : "not confirmed";
   const sure =
     isNumber(low) && isNumber(high)
-      ? `90% within ${times(low)} to ${times(high)}, ${is_confirmed ? "confirmed" : "not confirmed"}`
+      ? `90% within ${times(low)} to ${times(high)}, ${how}`
       : "";
   const notes = [
     "gain over your command",

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from zenith_tune.evaluators.early_stop import critical_t, locate, rank_trend
+from zenith_tune.study.precision import LEAST_NOISE, LaunchNoise, critical_t, locate, rank_trend, relative_error
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,23 @@ def test_of_few_samples_all_count() -> None:
     assert found.variance == pytest.approx(statistics.variance([1.0, 1.2, 0.9, 1.3]))
 
 
-def test_what_is_known_of_the_noise_widens_the_interval_of_samples_that_agree_by_chance() -> None:
-    alike = locate([1.0, 1.001, 1.0, 0.999])
-    assert alike.with_prior(0.02).half_width(0.1) > 3 * alike.half_width(0.1)
-    apart = locate([1.0, 1.1, 0.9, 1.0])
-    assert apart.with_prior(0.001).variance == apart.variance
+def test_two_samples_are_known_as_well_as_students_t_says_and_no_better_than_a_clock() -> None:
+    apart, alike = relative_error([1.0, 1.1]), relative_error([1.0, 1.0])
+    assert apart > 0.2 and alike == pytest.approx(LEAST_NOISE / math.sqrt(2))
+
+
+def test_a_trend_and_a_single_outlier_are_part_of_the_error() -> None:
+    steady, rising = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999], [1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
+    assert relative_error(rising) > 0.015 > 5 * relative_error(steady)
+    assert relative_error([*steady, 2.0]) > 1 / 7
+
+
+@pytest.mark.parametrize("sd", [0.001, 0.02])
+def test_the_noise_between_launches_is_learned_from_pairs_of_runs(sd: float) -> None:
+    rng = random.Random(0)
+    seen = LaunchNoise().seen([math.sqrt(2) * sd * rng.gauss(0, 1) for _ in range(40)])
+    assert LaunchNoise().half_width > 0.1 and seen.sd == pytest.approx(sd, rel=0.3)
+    assert seen.half_width == pytest.approx(critical_t(0.1, 41) * math.sqrt(2) * seen.sd)
 
 
 def test_an_outlier_moves_nothing() -> None:
