@@ -34,7 +34,7 @@ def test_markdown_shows_best_command_trials_failures_and_doctor(study: dict[str,
     text = study_markdown(study)
     assert "trial 4, **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.6%, **+22.0%**" in text
     assert f"--trial {BEST}\n```" in text
-    cells = (str(BEST), "TP2 PP2 mbs1 full", "ok", "61,000 ±1.0%", "+22.0%", "4.3 s", "61.0 GiB")
+    cells = (str(BEST), "TP2 PP2 mbs1 full", "ok", "61,000 ±1.6%", "+22.0%", "4.3 s", "61.0 GiB")
     assert f"| {' | '.join(cells)} |" in text
     assert "- 2 out of memory (trial 2, 5): torch.OutOfMemoryError" in text
     assert study["doctor"] and fenced("\n".join(study["doctor"])) in text
