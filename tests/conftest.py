@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import importlib.util
-import hashlib
 import os
 import re
 import signal

@@ -86,7 +86,11 @@ def test_a_trial_of_long_iterations_ends_within_a_second_of_the_line_that_decide
     log = "".join(line.format(begin + timedelta(seconds=4 * at), at + 1, step) for at, step in enumerate(steps))
     job, progress = Replay(log, tmp_path / "log.txt", start_up_s), list[Progress]()
     watch = TrialWatch(
-        MegatronEvaluator("step_time"), EarlyStop(), {}, on_progress=lambda by_now, _: progress.append(by_now), clock=job.clock
+        MegatronEvaluator("step_time"),
+        EarlyStop(),
+        {},
+        on_progress=lambda by_now, _: progress.append(by_now),
+        clock=job.clock,
     )
     result, early = watch.wait(job)
     assert early is not None and early.reason.startswith("known")
