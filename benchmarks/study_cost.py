@@ -344,11 +344,14 @@ def summary(costs: Sequence[Cost]) -> Summary:
             found[f"{name}_{unit}_90"] = round(values[math.ceil(0.9 * len(values)) - 1], 1) if values else None
     intervals = [cost.holds for cost in costs if cost.holds is not None]
     behind = sorted(cost.behind for cost in costs)
+    off = sorted(abs(math.log(cost.speedup / cost.true_speedup)) for cost in costs if cost.holds is not None)
     return found | {
         "base_samples_median": statistics.median(cost.base_samples for cost in costs),
         "base_samples_max": max(cost.base_samples for cost in costs),
         "intervals": len(intervals),
         "held_pct": round(100 * statistics.fmean(intervals), 1) if intervals else None,
+        "off_median_pct": round(100 * statistics.median(off), 2) if off else None,
+        "off_90_pct": round(100 * off[math.ceil(0.9 * len(off)) - 1], 2) if off else None,
         "wrong": sum(cost.is_wrong for cost in costs),
         "behind_mean_pct": round(100 * statistics.fmean(behind), 2),
         "behind_90_pct": round(100 * behind[math.ceil(0.9 * len(behind)) - 1], 2),
@@ -386,6 +389,9 @@ def markdown(record: Mapping[str, Any]) -> str:
                 f"{found['base_samples_median']:g} ({found['base_samples_max']})"
             ),
             "90% intervals that hold the true ratio": lambda found: f"{found['held_pct']}% of {found['intervals']}",
+            "stated off the true ratio, median (90th)": lambda found: (
+                f"{found['off_median_pct']}% ({found['off_90_pct']}%)"
+            ),
             "slower called faster": lambda found: f"{found['wrong']}",
             "end behind the best, mean (90th)": lambda found: (
                 f"{found['behind_mean_pct']}% ({found['behind_90_pct']}%)"
