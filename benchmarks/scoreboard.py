@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from h200_probes import probed, swept
-from held_out import HeldOutMemory, Judged, hold_out, hold_out_memory
+from held_out import HeldOutMemory, Judged, decides, hold_out, hold_out_memory
 from places import RESULTS, measured_data
 from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
@@ -157,7 +157,7 @@ def by_kind(speed: list[Judged]) -> Scores:
 
 def _kind(item: Judged) -> str:
     """Name what decides a run: the host, messages between ranks, or the GPU's own work; experts are apart."""
-    decided = "host" if item.shares["host"] > 0.5 else "messages" if item.shares["messages"] > 0.25 else "work"
+    decided = decides(item.shares["host"], item.shares["messages"])
     has_experts = item.run.model is not None and item.run.model.num_experts > 0
     return f"{'experts' if has_experts else 'dense'}, {decided}"
 
