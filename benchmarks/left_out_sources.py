@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from held_out import Judged, decides, judged_run
 
-from zenith_tune.calibrate.calibration_fit import FALLBACK, LEAST_LANDSCAPES, LEAST_RUNS
+from zenith_tune.calibrate.calibration_fit import FALLBACK, LEAST_LANDSCAPES, LEAST_RUNS, sources_by_gpu
 from zenith_tune.calibrate.holdout import (
     HeldOutSteps,
     families_of,
@@ -25,7 +25,7 @@ from zenith_tune.calibrate.holdout import (
     step_errors,
 )
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.time_family import EFFICIENCY, LAUNCH, TRAFFIC, TimeFamily, family_of
+from zenith_tune.calibrate.time_family import EFFICIENCY, LAUNCH, TRAFFIC, TimeFamily
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.estimates.calibration import ERROR_SOURCES, TO_90, TimeCalibration
@@ -123,11 +123,6 @@ def _in_place(own: list[MeasuredRun], fallback: tuple[TimeFamily, list[MeasuredR
 def _fit_of(family: TimeFamily, runs: list[MeasuredRun]) -> TimeFit:
     framework = load_framework(family.name)
     return TimeFit(family, RunTable.of(runs, framework), framework)
-
-
-def sources_by_gpu(runs: Iterable[MeasuredRun]) -> dict[str, int]:
-    """Return how many sources measured each GPU."""
-    return dict(Counter(gpu for gpu, _ in {(run.gpu, run.author) for run in runs}))
 
 
 def source_sds(cases: list[LeftOut]) -> dict[str, float]:
