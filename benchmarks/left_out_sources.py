@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -95,7 +94,7 @@ def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
             others = [run for run in members if run.author != author]
             num_places = len({run.landscape for run in others})
             if num_places < LEAST_LANDSCAPES:
-                found += _in_place(own, by_family[FALLBACK])
+                found += _in_place(own, by_family[FALLBACK]) if FALLBACK in by_family else ()
                 continue
             mine = np.array([run.author == author for run in members])
             errors = errors or held_out_steps(fit)
@@ -132,17 +131,15 @@ def source_sds(cases: list[LeftOut]) -> dict[str, float]:
     than there are sources (Abramowitz and Stegun, formula 26.7.5).
     """
     levels = [level for case in cases if case.is_measured for level in case.levels()]
-    residuals, shares = np.array([level for level, _ in levels]), np.stack([share for _, share in levels], axis=1)
+    residuals = np.array([level for level, _ in levels])
+    shares = np.array([share for _, share in levels]).reshape(-1, len(ERROR_SOURCES)).T
     sds, _ = likeliest_sds(residuals, shares, USUAL)
-    freedom = len({case.author for case in cases if case.is_measured}) - 1
+    freedom = max(len({case.author for case in cases if case.is_measured}) - 1, 1)
     wider = 1 + (TO_90**2 + 1) / (4 * freedom)
     return dict(zip(KINDS, (wider * sds).tolist(), strict=True))
 
 
-def judge_sources(cases: list[LeftOut]) -> dict[str, list[Judged]]:
-    """Return the judged runs of every source and framework; its intervals know of the levels of others alone."""
-    judged = defaultdict(list)
+def judge_sources(cases: list[LeftOut]) -> Iterator[tuple[LeftOut, list[Judged]]]:
+    """Yield every source with its judged runs, whose intervals know of the levels of others alone."""
     for case in cases:
-        sds = source_sds([other for other in cases if other.author != case.author])
-        judged[case.author, case.framework] += case.judged(sds)
-    return judged
+        yield case, list(case.judged(source_sds([other for other in cases if other.author != case.author])))

@@ -181,7 +181,7 @@ ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
 SOURCE_SDS = {"work": 0.12, "host": 0.43, "messages": 0.43, "experts": 0.22}
 """Standard deviation of the level of a source (a machine with its software) that the GPU's own work and each of
 ERROR_SOURCES add."""
-TO_90 = NormalDist().inv_cdf(0.95)
+TO_90 = 1.645
 """Half of the 90% interval of a normal distribution, in standard deviations."""
 UNMEASURED = 6.0
 """How many times further off the level of a framework is that no source measured."""

@@ -241,7 +241,8 @@ class Planner:
         time, gpu = self.calibration.time, self.cluster.gpu.name
         own = f"{count(time.num_own, 'run')} of yours" if time.num_own else "no run of yours yet"
         spread = format_spread(float(time.level_sd(np.zeros((len(ERROR_SOURCES), 1)), gpu)[0]))
-        return f"{gpu.upper()} by {count(time.num_sources(gpu), 'source')},{spread}; {own}"
+        known = f"{gpu.upper()} by {count(time.num_sources(gpu), 'source')}"
+        return f"{known if time.sources else f'{self.job.framework.name}, by no source'},{spread}; {own}"
 
     def _routing(self, layouts: LayoutBatch) -> list[tuple[float, float | None]]:
         """Return the load of the busiest expert-parallel rank, and the memory with balanced routing."""
