@@ -234,7 +234,9 @@ def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -
     return [judged_run(fit.table.runs[i], found, i, errors) for i in range(num_fitted, len(fit.table.runs))]
 
 
-def judged_run(run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration, level_sd: float = 0.0) -> Judged:
+def judged_run(
+    run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration, level_sd: float = 0.0
+) -> Judged:
     """Judge one run by its row of the predictions, with the interval of `errors` and of its machine's level."""
     predicted_s, shares = float(held.step_s[row]), held.shares[:, row]
     ends = errors.ends(float(errors.widening(shares[:, None])[0]), level_sd)

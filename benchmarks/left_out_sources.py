@@ -84,7 +84,7 @@ def kind_of(run: MeasuredRun, shares: FloatArray) -> str:
 
 def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
     """Predict every source from the others of its framework's family, or from Megatron's where these are too few."""
-    found = []
+    found: list[LeftOut] = []
     by_family = {family.name: (family, members) for family, members in families_of(runs) if family.fitted}
     for family, members in by_family.values():
         fit = _fit_of(family, members)

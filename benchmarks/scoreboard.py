@@ -151,10 +151,7 @@ def by_kind(speed: list[Judged]) -> Scores:
     kinds: dict[str, list[Judged]] = {}
     for item in speed:
         kinds.setdefault(_kind(item), []).append(item)
-    return {
-        kind: _with_inside(found)
-        for kind, found in sorted(kinds.items())
-    }
+    return {kind: _with_inside(found) for kind, found in sorted(kinds.items())}
 
 
 def _kind(item: Judged) -> str:

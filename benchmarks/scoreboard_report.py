@@ -76,18 +76,19 @@ def _left_out(found: dict[str, Any] | None) -> list[str]:
         return []
     sds = ", ".join(f"{name} {sd:.2f}" for name, sd in found["sds"].items())
     about = (
-        "A source is what one author measured on a machine with its software: the tables of this project's H200 are one, "
-        "and so are those of vTrain. Each is predicted by a calibration fitted to the other sources alone, and its "
-        "interval knows of their levels alone. The level is measured over predicted steps at the median; `own factor` is "
-        "the median error that is left once it is divided out, as a single run of the source does. Experts are models "
-        "that have any; of the others the host decides where it makes more than half of the predicted step, messages "
-        "where they are more than a quarter, and else the GPU's own work."
+        "A source is what one author measured on a machine with its software: the tables of this project's H200 are "
+        "one, and so are those of vTrain. Each is predicted by a calibration fitted to the other sources alone, and "
+        "its interval knows of their levels alone. The level is measured over predicted steps at the median, less 1; "
+        "`own factor` is the median error that is left once it is divided out. Experts are models that have any; of "
+        "the others the host decides where it makes more than half of the predicted step, messages where they are "
+        "more than a quarter, and else the GPU's own work."
     )
     spread = f"Standard deviations of a source's level by part, with Student's t of so few sources: {sds}."
     unmeasured = (
         "No other source measured these frameworks on two landscapes or more. They are predicted as the planner "
-        "predicts a framework that nobody measured, by Megatron's coefficients, and unfused or eager ones are slower by "
-        "any factor: measure them."
+        "predicts a framework that nobody measured, by Megatron's coefficients, and unfused or eager ones are slower "
+        "by any factor: measure them. How many times wider their intervals are (`UNMEASURED`) was chosen with these "
+        "runs at hand."
     )
     heads = ("kind", "sources", "runs", "median", "mean", "max", "inside the interval", "target 85 to 95%")
     return [
@@ -116,10 +117,11 @@ def _sources(rows: list[dict[str, Any]]) -> str:
 
 
 def _source_kinds(kinds: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (kind, str(found["sources"]), *_errors(found), f"{found['inside_pct']}%", _mark(85 <= found["inside_pct"] <= 95))
-        for kind, found in kinds.items()
-    ]
+    rows = []
+    for kind, found in kinds.items():
+        inside = found["inside_pct"]
+        rows.append((kind, str(found["sources"]), *_errors(found), f"{inside}%", _mark(85 <= inside <= 95)))
+    return rows
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
