@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import FAKE_TRAINER
 from tests.strategies.guided import worlds
+from zenith_tune.calibrate.calibration_file import default_calibration, save_calibration
 from zenith_tune.errors import OptionsWithoutEffect, TrialExhausted, UsageError
 from zenith_tune.strategies.base import StrategyRegistry, TunedJob
 from zenith_tune.strategies.guided.learned import learned_path
@@ -69,6 +70,17 @@ def test_every_pick_has_a_reason_of_one_line() -> None:
     trials = asked(prepared())
     assert all(reason and "\n" not in reason and len(reason) < 160 for reason in trials.reasons)
     assert len({*trials.reasons}) == len(trials.reasons)
+
+
+def test_what_is_expected_before_any_run_may_be_off_by_the_level_of_the_machine(tmp_path: Path) -> None:
+    measured = default_calibration("megatron")
+    known = replace(measured, time=replace(measured.time, num_own=100))
+    errors = []
+    for name, calibration in (("published", measured), ("own", known)):
+        save_calibration(calibration, tmp_path / name)
+        expected = prepared(calibration=str(tmp_path / name)).expected_best()
+        errors.append(0.0 if expected is None else expected.error)
+    assert errors[0] > (errors[1] ** 2 + 0.1**2) ** 0.5 > errors[1] > 0
 
 
 def test_the_end_says_why_and_holds_predictions_against_measurements() -> None:
