@@ -12,9 +12,10 @@ Time rule: 6 * parameters * tokens at 400 TFLOP/s per GPU, times factors: 5% for
 ep; (mbs + 0.3) / mbs for small kernels; 33% for full recomputation of all layers, 3% selective; and the bubble
 (pp - 1) / (vp * micro-batches). Switches beside the layout have the factors of EFFECTS on time and memory, where the
 layout has what they need; what Megatron switches off again has none and is dumped as off. `--standin-fixed-s` and
-`--standin-noise` add seconds to each step, and a relative deviation that is drawn anew for each.
+`--standin-noise` add seconds to each step, and a relative deviation that is drawn anew for each; with
+`--standin-pace` a step takes so many seconds for each that it states.
 
-Where the tree has Megatron's calculator of micro-batches, each step has as many as that says, as Megatron's loop asks it.
+Where the tree has Megatron's calculator of micro-batches, each step has as many as that says when the loop asks it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import os
 import random
 import re
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,7 @@ def read_options(words: list[str]) -> argparse.Namespace:
     first.add_argument("--standin-switches-off", default="", help="an argument that has no effect here")
     first.add_argument("--standin-fixed-s", type=float, default=0.0)
     first.add_argument("--standin-noise", type=float, default=0.0)
+    first.add_argument("--standin-pace", type=float, default=0.0)
     own, rest = first.parse_known_args(words)
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="pretrain_gpt.py")
     for name, default in {**dict.fromkeys(OPTIONAL_COUNTS.split()), **COUNTS}.items():
@@ -139,7 +142,7 @@ def read_options(words: list[str]) -> argparse.Namespace:
     _add_levers(parser, VERSIONS[own.standin_version])
     _add_newer(parser, VERSIONS[own.standin_version])
     options = parser.parse_args(rest)
-    options.fixed_s, options.noise = own.standin_fixed_s, own.standin_noise
+    options.fixed_s, options.noise, options.pace = own.standin_fixed_s, own.standin_noise, own.standin_pace
     options.version, options.memory_gib = VERSIONS[own.standin_version], own.standin_memory_gib
     if own.standin_switches_off:
         setattr(options, own.standin_switches_off, False)
@@ -379,7 +382,7 @@ def print_header(training: Training) -> None:
     sizes = f"tensor-model-parallel size: {training.tp}, pipeline-model-parallel size: {training.pp}"
     print(f"{dense}, context-parallel size: {training.cp}{hierarchy}, {sizes}")
     print("------------------------ arguments ------------------------")
-    hidden = ("version", "memory_gib", "fixed_s", "noise")
+    hidden = ("version", "memory_gib", "fixed_s", "noise", "pace")
     for name, value in sorted(vars(training.options).items()):
         if name not in hidden:
             print(f"  {name} {'.' * (48 - len(name))} {value}")
@@ -390,6 +393,7 @@ def iteration_line(training: Training, iteration: int) -> str:
     """Return one line as the release prints it."""
     options, version = training.options, training.options.version
     step_s = training.step_s() * (4 if iteration == 1 else 1)
+    time.sleep(step_s * options.pace)
     now = datetime.now()
     stamp = f"{now:%Y-%m-%d %H:%M:%S.%f}" if version >= (0, 16) else f"{now:%Y-%m-%d %H:%M:%S}"
     dense, experts = training.parameters()

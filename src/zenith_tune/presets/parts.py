@@ -166,7 +166,7 @@ class Watched(TuningPreset):
         return command
 
     def short_steps(self, params: Mapping[str, Value]) -> ShortSteps | None:
-        """Return the steps of fewer micro-batches that a run may begin with, where each takes as long; None: whole ones.
+        """Return the steps of fewer micro-batches a run may begin with, where each takes as long; None: whole ones.
 
         Without parameters it is the user's own command that runs.
         """
