@@ -14,6 +14,7 @@ from zenith_tune.hooks.process import PREFIX
 from zenith_tune.hooks.short_steps import ShortSteps
 
 NUMBERS, WHOLE = [2, 2, 4, 3], 16
+SETTINGS = {"numbers": NUMBERS, "whole": WHOLE, "error": 0.003}
 
 
 @pytest.fixture
@@ -44,18 +45,16 @@ def started(calculator: ModuleType, num_micro_batches: int = WHOLE) -> None:
 def test_the_first_steps_have_fewer_and_the_loop_sees_no_change(
     calculator: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ShortSteps(NUMBERS, WHOLE).install(calculator)
+    ShortSteps(SETTINGS).install(calculator)
     started(calculator)
     calculator.update_num_microbatches(96)  # as a checkpoint is loaded: no step begins
     assert loop(calculator, 6) == ([*NUMBERS, WHOLE, WHOLE], [WHOLE] * 6)
     lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line.removeprefix(PREFIX)) for line in lines] == [
-        {"short_steps": NUMBERS, "whole": WHOLE, "batch": 96}
-    ]
+    assert [json.loads(line.removeprefix(PREFIX)) for line in lines] == [{"short_steps": {**SETTINGS, "batch": 96}}]
 
 
 def test_a_run_of_another_batch_has_whole_steps(calculator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    ShortSteps(NUMBERS, WHOLE).install(calculator)
+    ShortSteps(SETTINGS).install(calculator)
     started(calculator, 12)
     assert loop(calculator, 5)[0] == [12] * 5 and capsys.readouterr().out == ""
 
@@ -65,6 +64,6 @@ def test_a_batch_that_ramps_up_is_left_alone(calculator: ModuleType) -> None:
         def update(self, consumed_samples: int, consistency_check: bool, verbose: bool = False) -> None:
             self.num_micro_batches = WHOLE
 
-    ShortSteps(NUMBERS, WHOLE).install(calculator)
+    ShortSteps(SETTINGS).install(calculator)
     calculator._CALCULATOR = Rampup()  # type: ignore[attr-defined]
     assert loop(calculator, 5)[0] == [WHOLE] * 5

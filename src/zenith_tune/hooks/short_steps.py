@@ -20,8 +20,9 @@ PRESENT, ANSWER = "zenithtune_short_steps", "zenithtune_short_steps_agreed"
 class ShortSteps:
     """The first steps of a training loop, each with its own number of micro-batches; then the whole number."""
 
-    def __init__(self, numbers: list[int], whole: int) -> None:
-        self.numbers, self.whole = numbers, whole
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        """The numbers, the whole one, and what the tuner says of them."""
         self.left: list[int] | None = None
         """Numbers of the steps to come; None before the first one."""
         self.now: int | None = None
@@ -63,12 +64,12 @@ class ShortSteps:
         """Return the numbers and print them where Megatron prints its steps; none where they are not for this run."""
         torch = sys.modules.get("torch")
         group = torch.distributed if torch is not None and torch.distributed.is_initialized() else None
-        if calculator.get() != self.whole or not (group is None or is_everywhere(group)):
+        if calculator.get() != self.settings["whole"] or not (group is None or is_everywhere(group)):
             return []
         if group is None or group.get_rank() == group.get_world_size() - 1:
             batch = calculator.get_current_running_global_batch_size()
-            print(PREFIX + json.dumps({"short_steps": self.numbers, "whole": self.whole, "batch": batch}), flush=True)
-        return list(self.numbers)
+            print(PREFIX + json.dumps({"short_steps": {**self.settings, "batch": batch}}), flush=True)
+        return list(self.settings["numbers"])
 
 
 def is_everywhere(group: Any) -> bool:
@@ -89,4 +90,4 @@ def is_everywhere(group: Any) -> bool:
 
 def start(settings: dict[str, Any], folder: str) -> None:
     """Watch from when Megatron Core is loaded."""
-    watch(MODULE, ShortSteps(settings["numbers"], settings["whole"]).install)
+    watch(MODULE, ShortSteps(settings).install)

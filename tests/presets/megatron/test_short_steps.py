@@ -28,10 +28,10 @@ def test_numbers_are_those_of_each_layout() -> None:
     assert numbers(DENSE) == (2, 2, 4, 2, 3, 4, 2, 3), "8 micro-batches"
     assert numbers(DENSE, mbs=2) is None, "4 micro-batches"
     assert numbers(DENSE, tp=8) == (2, 2, 8, 2, 5, 8, 2, 5), "64 micro-batches"
-    assert numbers(DENSE, tp=2, pp=4) == (4, 4, 8, 4, 6, 8, 4, 6)
-    assert numbers(DENSE, tp=2, pp=4, vp=2) == (4, 4, 12, 4, 8, 12, 4, 8)
+    assert numbers(DENSE, tp=2, pp=4) == (8, 8, 16, 8, 12, 16, 8, 12)
+    assert numbers(DENSE, tp=2, pp=4, vp=2) == (8, 8, 16, 8, 12, 16, 8, 12)
     groups = "--microbatch-group-size-per-virtual-pipeline-stage 8"
-    assert numbers(f"{DENSE} {groups}", tp=2, pp=4, vp=2) == (8, 8, 24, 8, 16, 24, 8, 16)
+    assert numbers(f"{DENSE} {groups}", tp=2, pp=4, vp=2) == (16, 16, 32, 16, 24, 32, 16, 24)
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def short_steps(
     switches = lever_options(job, levers)
     if not (is_logged and is_balanced) or any(args.has(option) or option in switches for option in UNEQUAL_STEPS):
         return None
-    unit = (args.count(GROUP) or layout.pp) if layout.vp > 1 else 1
-    found = ShortSteps.of(layout.num_micro_batches, in_flight=layout.pp, unit=unit)
+    group = (args.count(GROUP) or layout.pp) if layout.vp > 1 else 0
+    found = ShortSteps.of(layout.num_micro_batches, stages=layout.pp, group=group)
     last = min((each for each in (num_steps, args.count("--exit-interval")) if each), default=None)
     # A run that ends sooner shall have whole steps too.
     return None if found is None or (last is not None and last < len(found.numbers) + MIN_WHOLE_STEPS) else found
