@@ -74,7 +74,7 @@ class StepLine:
 
         >>> line = StepLine.through([(0.25, 3.0), (0.125, 2.0), (0.1875, 2.5), (0.25, 3.0)])
         >>> round(line.at(1), 6), round(line.error, 4)
-        (9.0, 0.0143)
+        (9.0, 0.0055)
         """
         if len({share for share, _ in points}) < 3:
             return None

@@ -13,7 +13,9 @@ import pytest
 
 from tests.presets.megatron.test_preset import PLAIN, bound
 from tests.standins.test_pretrain_gpt import DENSE, EXPERTS, placed_with_calculator
+from zenith_tune.presets.base import TuningPreset
 from zenith_tune.presets.megatron_bridge.preset import MegatronBridgePreset
+from zenith_tune.presets.parts import completed
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 LAUNCH = "torchrun --nproc-per-node 8 pretrain_gpt.py"
@@ -21,7 +23,7 @@ LAUNCH = "torchrun --nproc-per-node 8 pretrain_gpt.py"
 
 def numbers(options: str, **point: str | int) -> tuple[int, ...] | None:
     found = bound(f"{LAUNCH} {options}", cluster="h100x8").short_steps({**PLAIN, **point} if point else {})
-    return found and found.numbers
+    return None if found is None else found.numbers
 
 
 def test_numbers_are_those_of_each_layout() -> None:
@@ -66,7 +68,8 @@ def test_experts_need_balanced_routing() -> None:
 
 
 def test_recipes_of_megatron_bridge_have_whole_steps() -> None:
-    assert MegatronBridgePreset.short_steps(MegatronBridgePreset(cluster="h100x8"), {}) is None
+    preset: TuningPreset = MegatronBridgePreset(cluster="h100x8")
+    assert completed(preset).short_steps({}) is None
 
 
 @pytest.fixture
