@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -132,6 +133,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def nothing_is_kept_on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what studies learn away from the user's own files, also in the processes that tests start."""
     os.environ["ZENITHTUNE_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_learned_from_another_test(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give each test a place of its own for what studies learn."""
+    home = tmp_path_factory.getbasetemp() / "homes" / hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("ZENITHTUNE_HOME", str(home))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -31,15 +31,20 @@ def test_slow_leading_samples_are_warm_up() -> None:
 @pytest.mark.parametrize(
     ("seconds", "dropped"),
     [
-        ([9, 1.09, 1, 1, 1], 1),
-        ([9, 1.11, 1, 1, 1], 2),
+        ([9, 1.019, 1, 1, 1], 1),
+        ([9, 1.021, 1, 1, 1], 2),
+        ([9, 1.05, 1.02, 1, 0.98, 1.01], 1),
+        ([9, 1.09, 1, 1.5, 1, 0.5], 1),
+        ([9, 1.11, 1, 1.5, 1, 0.5], 2),
+        ([9, 1.04, 1], 1),
+        ([9, 1.06, 1], 2),
         ([9, 1, 2, 1, 1, 1, 1], 1),
         ([9, 8, 7, 6, 5, 1, 1], 4),
         ([9, 8], 1),
         ([0.1, 1, 1, 1, 1], 1),
     ],
 )
-def test_warm_up_ends_at_the_first_sample_within_ten_percent_and_never_takes_more_than_half(
+def test_warm_up_ends_at_the_first_sample_as_quick_as_later_ones_and_never_takes_more_than_half(
     seconds: Sequence[float], dropped: int
 ) -> None:
     assert num_warm_up(seconds) == dropped

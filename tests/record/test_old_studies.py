@@ -62,7 +62,7 @@ def test_a_study_of_layouts_continues_with_the_choices_that_it_was_recorded_with
 ) -> None:
     shutil.copyfile(STAND_IN, "pretrain_gpt.py")
     options = ["--args", "cluster=h100x8", "--strategy", "grid", "--db", "out/layouts.db", "--no-confirm"]
-    resumed = ["--study-name", "layouts", "--resume", "--n-trials", "5"]
+    resumed = ["--study-name", "layouts", "--resume", "--n-trials", "5", "--patience", "thorough"]
     done = running("optimize", capsys)(*options, *resumed, "--", *LAYOUTS)
     assert done.code == 0, done.err
     study = find_study("layouts", db="out/layouts.db").view().study
@@ -145,14 +145,14 @@ def test_a_confirmed_study_of_an_earlier_release_is_resumed_without_running_its_
     done = running("resume", capsys)("old", "--db", "out/confirmed.db", "--no-confirm")
     assert done.code != 0, "it was started in a folder that is not here"
     options = ["--space", "x=1,2,3,4,5,6", "--strategy", "random", "--strategy-args", "seed=1", "--maximize"]
-    place = ["--db", "out/confirmed.db", "--study-name", "old", "--resume", "--n-trials", "5"]
+    place = ["--db", "out/confirmed.db", "--study-name", "old", "--resume", "--n-trials", "5", "--patience", "thorough"]
     command = ["bash", "train.sh", "--x", "1"]
     done = running("optimize", capsys)(*options, "--objective", r"value: (\S+)", *place, "--", *command)
     assert done.code == 0, done.err
     view = find_study("old", db="out/confirmed.db").view()
     new = [each.trial for each in view.trials if each.number > 9]
-    assert [trial.params.get("x") for trial in new] == [6, 6, None]
-    assert [trial.rerun_of for trial in new] == [None, 10, 8]
+    assert [trial.params.get("x") for trial in new] == [6, None, 6]
+    assert [trial.rerun_of for trial in new] == [None, 8, 10]
     assert view.study.gain == pytest.approx(5.0)
     exported = ExportedStudy(Path("out/old")).view().study
     assert {trial.number: trial.rerun_of for trial in exported.trials} == {

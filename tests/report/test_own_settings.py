@@ -87,8 +87,8 @@ def test_the_report_of_a_repeat_has_no_gain_either(tmp_path: Path) -> None:
     assert "no gain" in headline and not re.search(r"[+-]\d", headline)
 
 
-@pytest.mark.parametrize(("value", "is_noise"), [(129.5, True), (139.0, True), (141.0, False)])
-def test_a_gain_inside_the_two_spreads_is_within_the_noise(tmp_path: Path, value: float, is_noise: bool) -> None:
+@pytest.mark.parametrize(("value", "is_noise"), [(110.0, True), (120.0, True), (170.0, False)])
+def test_a_gain_inside_the_noise_of_both_runs_is_within_the_noise(tmp_path: Path, value: float, is_noise: bool) -> None:
     other = replace(AGAIN, params={**OWN, "recompute": "not none"}, value=value)
     content = digest(tmp_path, BASE, other)
     assert (content["best_is_own"], content["is_within_noise"]) == (False, is_noise)
@@ -114,4 +114,4 @@ def test_a_terminal_says_that_a_gain_is_within_the_noise(tmp_path: Path) -> None
         **paths,
     )
     TerminalReporter(Console(file=stream, width=200, highlight=False)).study_ended(end)
-    assert re.search(r"^gain: \+29\.5% .*\(100 tokens/s\).* noise .*±40\.0%", stream.getvalue(), re.MULTILINE)
+    assert re.search(r"^gain: \+29\.5% .*\(100 tokens/s\).* noise .*±50\.9%", stream.getvalue(), re.MULTILINE)

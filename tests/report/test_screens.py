@@ -102,7 +102,7 @@ def test_memory_that_a_log_shows_while_it_runs_reaches_the_listener() -> None:
             heard.append((number, peak_memory_bytes))
 
     listener = Listens(Console(file=io.StringIO()))
-    StudyNotifier(lambda: listener).progress(7, progress)
+    StudyNotifier(lambda: listener).progress(7, progress, None)
     assert heard == [(7, round(41.2 * 2**30))]
 
 

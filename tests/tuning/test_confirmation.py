@@ -1,4 +1,4 @@
-"""A gain is claimed only after the best trial and the user's own command ran once more."""
+"""Where a gain is in doubt, the user's own command and the best trial run once more before it is claimed."""
 
 from __future__ import annotations
 
@@ -49,19 +49,47 @@ def confirmed(
     return witness.end.study, witness
 
 
-def test_best_and_own_command_run_again_in_turn(tmp_path: Path) -> None:
-    study, witness = confirmed(tmp_path, "100 + 10 * $x")
-    runs = [(trial.is_baseline, trial.is_rerun) for trial in witness.trials]
-    assert runs == [(True, False), (False, False), (False, False), (False, False), (False, True), (True, True)]
-    assert study.best is not None and study.best.is_rerun and study.best.params == {"x": 3}
+SEARCHED = [(True, False), (False, False), (False, False), (False, False)]
+"""Whether each run of a study of three trials is the own command, and whether it is run again."""
+
+
+@pytest.mark.parametrize(
+    ("gain_percent", "reruns", "how"),
+    [(1, [(True, True), (False, True)], "confirmed"), (10, [(True, True)], "confirmed"), (90, [], "clear")],
+)
+def test_what_is_in_doubt_runs_again_the_own_command_first(
+    tmp_path: Path, gain_percent: int, reruns: list[tuple[bool, bool]], how: str
+) -> None:
+    study, witness = confirmed(tmp_path, f"$x == 3 ? {1000 + 10 * gain_percent} : 1000")
+    assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials] == SEARCHED + reruns
+    assert study.best is not None and study.best.params == {"x": 3}
     assert witness.end is not None and witness.end.verdict is not None
     verdict = witness.end.verdict
-    assert verdict.is_confirmed and verdict.speedup == pytest.approx(1.3)
-    assert verdict.low is not None and verdict.high is not None and verdict.low < 1.3 < verdict.high
+    assert (verdict.is_confirmed, verdict.is_clear) == (how == "confirmed", how == "clear") and how in verdict.sentence
+    speedup = 1 + gain_percent / 100
+    assert verdict.speedup == pytest.approx(speedup)
+    assert verdict.low is not None and verdict.high is not None and verdict.low < speedup < verdict.high
+
+
+def test_the_patient_have_a_clear_gain_confirmed_too(tmp_path: Path) -> None:
+    _, witness = confirmed(tmp_path, "$x == 3 ? 1900 : 1000", patience="thorough")
+    assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials[4:]] == [(True, True), (False, True)]
+
+
+def test_the_impatient_have_nothing_confirmed(tmp_path: Path) -> None:
+    _, witness = confirmed(tmp_path, "1000 + 10 * $x", patience="quick")
+    assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials] == SEARCHED
+
+
+def test_what_a_study_shows_of_the_machine_is_known_to_the_next_one(tmp_path: Path) -> None:
+    confirmed(tmp_path, "1000 + 100 * $x", study_name="first")
+    _, witness = confirmed(tmp_path, "1000 + 100 * $x", study_name="second")
+    assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials] == SEARCHED
+    assert witness.end is not None and witness.end.verdict is not None and witness.end.verdict.is_clear
 
 
 def test_a_best_that_ran_again_is_known_by_its_first_number_everywhere(tmp_path: Path) -> None:
-    study, witness = confirmed(tmp_path, "100 + 10 * $x")
+    study, witness = confirmed(tmp_path, "1000 + 3 * $x")
     [first, again] = [trial for trial in study.trials if trial.params == {"x": 3}]
     assert study.best is again and study.number_of(again) == first.number and study.reruns_of(again) == [again.number]
     stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["best"]
@@ -86,7 +114,7 @@ def test_a_cold_first_run_gives_no_gain(tmp_path: Path) -> None:
 
 
 def test_a_value_that_does_not_hold_does_not_stay_the_best(tmp_path: Path) -> None:
-    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 200 : 90) : 100 + $x")
+    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 1010 : 900) : 1000 + $x")
     assert study.best is not None and study.best.params == {"x": 3}
 
 
@@ -121,17 +149,17 @@ def test_a_spent_budget_leaves_the_gain_unconfirmed(tmp_path: Path) -> None:
 
 
 def test_own_command_runs_again_beside_what_a_resumed_study_finds(tmp_path: Path) -> None:
-    values = "(n < 9 ? 100 : 150) + 10 * $x"
+    values = "(n < 3 ? 1000 : 1012) + 10 * $x"
     choices = (1, 2, 3, 4, 5, 6)
     confirmed(tmp_path, values, choices, num=2)
     study, witness = confirmed(tmp_path, values, choices, resume=True)
     assert sum(trial.is_baseline and trial.is_rerun for trial in witness.trials) == 1
-    assert study.gain == pytest.approx((150 + 60) / 150 - 1)
+    assert study.gain == pytest.approx(1072 / 1012 - 1)
 
 
 def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
-    # The second run of the own command, the fifth in all, fails.
-    values = "$x == 0 && n == 4 ? 1/0 : 100 + 10 * $x"
+    # The second run of the own command, the fourth in all, fails.
+    values = "$x == 0 && n == 3 ? 1/0 : $x == 1 ? 990 : 1000 + 5 * $x"
     study, witness = confirmed(tmp_path, values, choices=(1, 2))
     assert study.failed_again and witness.end is not None and witness.end.verdict is not None
     assert not witness.end.verdict.is_confirmed and len(study.runs) == 5
@@ -141,7 +169,7 @@ def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
 
 
 def test_what_a_resumed_study_finds_may_be_the_best_after_all_reruns_of_the_first_run(tmp_path: Path) -> None:
-    values = "$x == 6 ? 300 : $x == 0 ? 100 : n < 6 ? 200 + $x : 50"
+    values = "$x == 6 ? 1300 : $x == 0 ? 1000 : n < 7 ? 1000 + $x : 500"
     study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 5)
     assert sum(trial.is_rerun for trial in study.trials) == MAX_RERUNS and study.gain is not None and study.gain < 0
     study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 6, resume=True)
@@ -193,7 +221,7 @@ def test_what_is_out_of_memory_when_it_is_confirmed_gives_way_to_the_next_one_th
     searched = [(2, False, "ok"), (4, False, "ok"), (16, False, "ok")]
     assert runs == [*searched, (16, True, "oom"), (8, False, "ok"), (8, True, "oom"), (4, True, "ok")]
     assert study.best is not None and study.best.params == {"x": 4} and study.best.is_rerun
-    assert study.baseline is not None and study.baseline.is_rerun and study.gain == pytest.approx(3.0)
+    assert study.gain == pytest.approx(3.0) and study.baseline is not None and not study.baseline.is_rerun, "clear"
     again, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, num=3, resume=True)
     assert not runs and again.best is not None and again.best.params == {"x": 4}
 

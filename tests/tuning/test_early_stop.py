@@ -64,7 +64,7 @@ def steady(step_s: float, num: int = 60, noise: float = 0.004) -> str:
 def test_a_known_trial_is_ended_with_its_value_and_nothing_is_left_running(tmp_path: Path) -> None:
     (trial,) = study_of(tmp_path, {1: steady(0.4)}).trials
     assert trial.outcome == "ok" and trial.value == pytest.approx(0.4, rel=0.005)
-    assert trial.early is not None and trial.early.startswith("known within 1%")
+    assert trial.early is not None and trial.early.startswith("known within ")
     assert trial.duration_s is not None and trial.duration_s < 100
 
 
@@ -101,7 +101,7 @@ def test_later_trials_are_known_sooner_by_what_the_first_one_showed(tmp_path: Pa
 
 def test_trials_wait_longer_in_a_study_whose_first_run_drifted(tmp_path: Path) -> None:
     quiet = log_of([1.2, *(0.4 * (1 + 0.003 * random.Random(2).gauss(0, 1)) for _ in range(60))])
-    drifted = log_of([1.2, *(0.4 * (1.03 if index < 10 else 1.0) for index in range(40))])
+    drifted = log_of([1.2, *(0.4 * (1.03 if 8 < index < 20 else 1.0) for index in range(40))])
     witness = Witness()
     for x, log in {1: drifted, 2: quiet}.items():
         (tmp_path / f"lines-{x}").write_text(log)
@@ -110,7 +110,7 @@ def test_trials_wait_longer_in_a_study_whose_first_run_drifted(tmp_path: Path) -
     evaluator = MegatronEvaluator("step_time")
     tune(tmp_path, command, ToyPreset([1, 2]), evaluator=evaluator, strategy=Asks(1, 2), listener=witness).optimize()
     first, later = witness.trials
-    assert first.early is None and (first.drift or 0) > 0.02
+    assert (first.drift or 0) > 0.02
     assert later.early is not None and (later.num_samples or 0) >= 20
 
 
@@ -123,7 +123,7 @@ def test_a_regex_ends_trials_early_too(tmp_path: Path) -> None:
     evaluator = RegexEvaluator(r"step time: (\S+)", "median")
     tune(tmp_path, command, ToyPreset([1]), evaluator=evaluator, listener=witness).optimize()
     (trial,) = witness.trials
-    assert trial.early is not None and trial.early.startswith("known within 1% after ")
+    assert trial.early is not None and trial.early.startswith("known within ")
     assert trial.value == pytest.approx(2.0, rel=0.01) and trial.spread is not None
 
 
@@ -183,8 +183,8 @@ def test_the_command_line_ends_trials_early_and_says_so(zenithtune: Run) -> None
     events = run_fake_trainer(zenithtune)
     (finished,) = [event for event in events if event["event"] == "trial_finished"]
     (started,) = [event for event in events if event["event"] == "study_started"]
-    assert str(finished["early"]).startswith("known within 1%")
-    assert "1% (90%)" in str(started["notes"])
+    assert str(finished["early"]).startswith("known within ")
+    assert "costs more than it is worth" in str(started["notes"])
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_without_early_stop_a_trial_runs_to_its_end(zenithtune: Run) -> None:
     (started,) = [event for event in events if event["event"] == "study_started"]
     assert finished["early"] is None
     assert finished["num_samples"] == 109
-    assert "1% (90%)" not in str(started["notes"])
+    assert "than it is worth" not in str(started["notes"])
 
 
 def test_without_early_stop_in_python_a_trial_runs_to_its_end(tmp_path: Path) -> None:

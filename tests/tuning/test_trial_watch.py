@@ -66,14 +66,14 @@ class Replay(Job):
 
 
 @pytest.mark.parametrize("start_up_s", [3.0, 10.0, 20.03, 31.17])
-def test_a_measured_run_fed_as_it_was_timed_ends_by_its_fifteenth_iteration(tmp_path: Path, start_up_s: float) -> None:
+def test_a_measured_run_fed_as_it_was_timed_ends_at_little_more_than_half_of_it(tmp_path: Path, start_up_s: float) -> None:
     log = (measured_data() / "logs" / "megatron_steady60.log").read_text()
     evaluator = MegatronEvaluator()
     job = Replay(log, tmp_path / "log.txt", start_up_s)
     result, early = TrialWatch(evaluator, EarlyStop(), {}, clock=job.clock).wait(job)
     assert result.end is End.STOPPED and early is not None
-    assert len(_STAMP.findall(early.log)) <= 15 and early.log.endswith("|\n")
-    assert result.duration_s < start_up_s + 8, "the whole run takes 26 s after its first line"
+    assert len(_STAMP.findall(early.log)) <= 35 and early.log.endswith("|\n")
+    assert result.duration_s < start_up_s + 17, "the whole run takes 26 s after its first line"
     assert evaluator.evaluate(early.log, {}) == pytest.approx(evaluator.evaluate(log, {}), rel=0.01)
 
 
@@ -86,7 +86,11 @@ def test_a_trial_of_long_iterations_ends_within_a_second_of_the_line_that_decide
     log = "".join(line.format(begin + timedelta(seconds=4 * at), at + 1, step) for at, step in enumerate(steps))
     job, progress = Replay(log, tmp_path / "log.txt", start_up_s), list[Progress]()
     watch = TrialWatch(
-        MegatronEvaluator("step_time"), EarlyStop(), {}, on_progress=lambda by_now, _: progress.append(by_now), clock=job.clock
+        MegatronEvaluator("step_time"),
+        EarlyStop(),
+        {},
+        on_progress=lambda by_now, _: progress.append(by_now),
+        clock=job.clock,
     )
     result, early = watch.wait(job)
     assert early is not None and early.reason.startswith("known")

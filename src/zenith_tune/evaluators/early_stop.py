@@ -134,7 +134,7 @@ class EarlyStop:
             more, why = num * ((half_width / self.precision) ** 2 - 1), f"{_percent(self.precision)} is asked for"
         if more > 0:
             return Judgement(reason=f"{known}; {why}", left_s=more * step_s)
-        reason = f"behind the best by {math.expm1(gaps[0][0]):.0%} {after}" if is_behind else known
+        reason = f"behind the best by {-math.expm1(-gaps[0][0]):.0%} {after}" if is_behind else known
         return Judgement(reason=reason, ends=True)
 
     def describe(self) -> str:

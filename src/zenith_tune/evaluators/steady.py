@@ -15,7 +15,7 @@ from zenith_tune.study.parameters import Direction
 from zenith_tune.study.precision import relative_error
 
 _SPREADS_OF_WARM_UP, _LEAST_WARM_UP, _MOST_WARM_UP = 5, 0.02, 0.10
-"""Spreads of the later samples by which a leading one is slower than they are, and what that is at least and at most."""
+"""Spreads by which a leading sample is slower than the later ones, and what that is at least and at most."""
 _SLOWER_THAN_ONE = 0.05
 """The same where there is one later sample, which has no spread."""
 _MAD_TO_SIGMA = 1.4826

@@ -71,7 +71,7 @@ class ExportedStudy:
             header=StudyHeader.from_stored(header, self.name),
             direction=direction,
             trials=tuple(sorted(trials, key=lambda view: view.number)),
-            study=study_of(trials, direction, search.memory_limit_bytes),
+            study=study_of(trials, direction, search),
             folder=self.path.absolute().parent,
             num_pruned=content.get("num_pruned"),
             num_repeated=content.get("num_repeated"),
@@ -142,7 +142,7 @@ class StudyReader:
         header = StudyHeader.from_stored(attributes.get(HEADER_KEY), self.name)
         trials = tuple(self._view(frozen, stored) for frozen in stored if TWIN_OF not in frozen.user_attrs)
         search = StudySearch.from_json(attributes.get(SEARCH_KEY))
-        study = study_of(trials, direction, search.memory_limit_bytes)
+        study = study_of(trials, direction, search)
         # A study that is resumed elsewhere writes its files there.
         folders = [view.trial.folder for view in trials if view.trial.folder is not None]
         folder = folders[-1].parent.parent if folders else None

@@ -9,6 +9,7 @@ from typing import Any
 from zenith_tune.errors import UsageError
 from zenith_tune.study.budget import Budget, MemoryLimit, Training
 from zenith_tune.study.files import Json
+from zenith_tune.study.precision import LaunchNoise
 from zenith_tune.study.trial import Findings, Prediction
 from zenith_tune.study.verdict import Verdict
 
@@ -36,6 +37,8 @@ class StudySearch:
     budget: Budget = field(default_factory=Budget)
     memory: MemoryLimit = field(default_factory=MemoryLimit)
     """The limits as they were stated: a resumed study keeps them."""
+    launches: LaunchNoise = field(default_factory=LaunchNoise)
+    """How much runs of one command had differed on the machine before the study."""
     elapsed_s: float = 0.0
     """Seconds that all runs of the study took; of one that was killed, until its last trial ended."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class StudySearch:
                 | {
                     "budget": Budget(**{**budget, "training": Training(**budget.get("training", {}))}),
                     "memory": MemoryLimit(**known.get("memory", {})),
+                    "launches": LaunchNoise(**known.get("launches", {})),
                     "tables": tuple(map(_table, known.get("tables", ()))),
                 }
             )

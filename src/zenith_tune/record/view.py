@@ -173,12 +173,13 @@ class StudyView:
         return max(ends, default=None) if not self.running else None
 
 
-def study_of(trials: Iterable[TrialView], direction: Direction, memory_limit_bytes: float | None = None) -> Study:
+def study_of(trials: Iterable[TrialView], direction: Direction, search: StudySearch) -> Study:
     """Return the study that ended trials make, by the rule by which one is resumed."""
     ended = [view.trial for view in trials if not view.is_running and view.trial.outcome is not Outcome.CANCELLED]
     last = {trial.key if trial.identity else trial.number: trial for trial in ended}
     study = Study(direction)
-    study.limit_memory(memory_limit_bytes)
+    study.limit_memory(search.memory_limit_bytes)
+    study.earlier_launches = search.launches
     for trial in sorted(last.values(), key=lambda trial: trial.number):
         study.add(trial)
     return study

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
 from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
@@ -37,7 +36,7 @@ def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: flo
     num_gpus = planner.cluster.num_gpus if planner is not None else whole(view.header.args.get("n_gpus", ""))
     values = verdict_object(view, num_gpus or 1, capacity_bytes)
     return {
-        "headline": headline(view, values),
+        "headline": headline(view),
         **{name: finite(values.get(name)) for name in _FIELDS},
         "gpu_hours": finite(values.get("gpu_hours")) if num_gpus else None,
         "num_gpus": num_gpus,
@@ -54,21 +53,21 @@ def verdict_object(view: StudyView, num_gpus: int = 1, capacity_bytes: float | N
         return {}
 
 
-def headline(view: StudyView, values: Mapping[str, Any]) -> str:
+def headline(view: StudyView) -> str:
     """Return what a study comes to in a few words."""
     study, ended = view.study, bool(view.search.stopped)
     if not any(trial.ok for trial in study.trials):
         if view.running and not ended:
             return "No trial has succeeded yet" if study.trials else "No trial has ended yet"
         return "Every trial failed" if study.trials else "No trial ran"
-    best, low = study.best, values.get("low")
+    best = study.best
     if best is None:
         return "No trial stays within the memory limit"
     if study.fastest is not best:
         return "Your own command is the fastest" + " so far" * (not ended)
     if study.gain is None:
         return f"Best: {format_value(best.value or 0.0, best.unit)}"
-    if study.best_is_own or low is None or low <= 1:
+    if study.best_is_own or study.is_within_noise:
         return "No gain beyond the noise" + " so far" * (not ended)
     return f"{1 + study.gain:.2f}× {'faster' if best.step_s is not None else 'better'} than your command"
 

@@ -84,7 +84,7 @@ class Job(ABC):
         self.files = TrialFolder(request.folder)
         self.log_path = self.files.log
         self.began: float | None = None
-        """When the command began to run, by the monotonic clock; None while it waits for its machine."""
+        """When the command began to run, by the runner's clock; None while it waits for its machine."""
         self._result: JobResult | None = None
         runner.count_jobs(1)
         try:
@@ -113,7 +113,7 @@ class Job(ABC):
         """Return the result, or None while the job waits or runs."""
         if self._result is None and (result := self.look()) is not None:
             self._finish(result)
-        elif self._result is None and time.monotonic() >= self._deadline():
+        elif self._result is None and self.runner.clock() >= self._deadline():
             self._finish(self.kill(End.TIMED_OUT))
         elif self._result is None:
             limit_log(self.log_path)
@@ -130,9 +130,9 @@ class Job(ABC):
 
         Returns None where the job still runs after `timeout_s` seconds.
         """
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        until = math.inf if timeout_s is None else self.runner.clock() + timeout_s
         while self.poll() is None:
-            now = time.monotonic()
+            now = self.runner.clock()
             if self.runner.num_interrupts:
                 self.cancel()
             elif now >= until:
@@ -153,7 +153,7 @@ class Job(ABC):
 
     def ran_s(self) -> float:
         """Return the seconds since the command began to run."""
-        return 0.0 if self.began is None else time.monotonic() - self.began
+        return 0.0 if self.began is None else self.runner.clock() - self.began
 
     def _deadline(self) -> float:
         limit_s = self.request.timeout_s
@@ -273,6 +273,10 @@ class Runner(ABC):
 
         Ends whatever of it still runs. Returns how it ended if it had finished by itself, else None.
         """
+
+    def clock(self) -> float:
+        """Return the seconds by which trials are timed; where they are simulated, the clock is simulated too."""
+        return time.monotonic()
 
     def interrupt(self) -> None:
         """Make every `wait` end its job and return; called from a signal handler. Twice: without any grace."""

@@ -299,16 +299,19 @@ class Study:
         """How much two runs of one command differ, by those that ran again and by earlier studies on the machine."""
         return self.earlier_launches.seen(self.rerun_ratios())
 
-    def rerun_ratios(self) -> list[float]:
-        """Return the logarithms of the ratios between a run and its first; none of a run that met more than it."""
-        pairs = [(trial, self.first_run(trial)) for trial in (*self.trials, self.baseline) if trial is not None]
-        return [
-            math.log(trial.value / first.value)
-            for trial, first in pairs
-            if first is not None and CONFIRMED_ON not in trial.extra
-            if (trial.value or 0.0) > 0 and (first.value or 0.0) > 0
-            if trial.value is not None and first.value is not None
+    def rerun_ratios(self, besides: Iterable[Trial] = ()) -> list[float]:
+        """Return the logarithms of the ratios between a run and its first; none of a run that met more than it.
+
+        `besides` are trials that are left out.
+        """
+        left_out = {(trial.is_baseline, trial.number) for trial in besides}
+        pairs = [
+            (trial.value or 0.0, first.value or 0.0)
+            for trial in (*self.trials, self.baseline)
+            if trial is not None and CONFIRMED_ON not in trial.extra
+            if (trial.is_baseline, trial.number) not in left_out and (first := self.first_run(trial)) is not None
         ]
+        return [math.log(again / first) for again, first in pairs if again > 0 and first > 0]
 
     @property
     def gain_half_width(self) -> float | None:
@@ -317,15 +320,19 @@ class Study:
         Two errors for each of the two runs: that of its iterations, and that of one launch against the next. With few
         runs that were repeated, the interval is wide.
         """
-        if self.best is None or self.baseline is None:
-            return None
-        iterations = TO_90 * math.hypot(self.best.standard_error, self.baseline.standard_error)
-        return math.hypot(iterations, self.launch_noise.half_width)
+        noise = self._iterations_half_width
+        return None if noise is None else math.hypot(noise, self.launch_noise.half_width)
+
+    @property
+    def _iterations_half_width(self) -> float | None:
+        both = [trial.standard_error for trial in (self.best, self.baseline) if trial is not None]
+        return TO_90 * math.hypot(*both) if len(both) == 2 else None
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether there may be no gain: the interval of the best trial's speedup has 1 in it."""
-        gain, half_width = self.gain, self.gain_half_width
+        """Whether there may be no gain, by the iterations of both runs and by the launches that were compared."""
+        gain, knows_launches = self.gain, self.launch_noise.num_pairs > 0
+        half_width = self.gain_half_width if knows_launches else self._iterations_half_width
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) <= half_width
 
     @property

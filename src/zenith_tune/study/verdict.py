@@ -206,7 +206,7 @@ def _faster(trial: Trial) -> str:
 
 
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:
-    if low <= 1:
+    if study.is_within_noise:
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
     assert study.best is not None
     how = "confirmed" if is_confirmed else "clear" if study.is_clear else "not confirmed"

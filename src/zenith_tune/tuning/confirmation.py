@@ -26,6 +26,8 @@ class Confirmation:
 
     def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True, always: bool = False) -> None:
         self._session, self._side_by_side, self._claims, self._always = session, side_by_side, claims, always
+        self._has_own = False
+        """Whether the own command has run again by now; an earlier run of the study was on the machine of then."""
         self._num_failed = 0
         """Confirming runs that were out of memory and are dealt with."""
 
@@ -100,9 +102,9 @@ class Confirmation:
 
     def _own_again(self) -> list[str]:
         """Run the user's own command again where the gain over it is in doubt; returns what is to be said of it."""
-        own = self._session.study.baseline
-        if own is None or own.is_rerun or not self._is_in_doubt():
+        if self._has_own or not self._is_in_doubt():
             return []
+        self._has_own = True
         trial = self._session.run_baseline(again=True)
         if trial.ok:
             return []

@@ -130,6 +130,7 @@ class TrialExecution:
             # Where jobs wait for their machine first, the limit is the one that they were submitted with.
             limit_s=request.limit_s if self._runner.shares_machine else lambda: None,
             silence=request.silence,
+            clock=self._runner.clock,
         )
         try:
             return self._patience.call(lambda: watch.wait(job))

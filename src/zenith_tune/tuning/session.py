@@ -233,8 +233,11 @@ class StudySession:
         """Write by which strategy the study is searched, and for how many trials at most."""
         record = self._require_record()
         self._limits.num_slots = plan.num_slots
+        earlier = record.search()
+        if earlier.begun_s:  # what it has shown itself is in its record
+            self.study.earlier_launches = earlier.launches
         self._search = replace(
-            record.search(),
+            earlier,
             strategy=plan.strategy,
             max_trials=plan.max_trials,
             num_slots=plan.num_slots,
@@ -243,6 +246,7 @@ class StudySession:
             memory_limit_bytes=self.study.memory_limit_bytes,
             budget=self.config.budget,
             memory=self.config.memory,
+            launches=self.study.earlier_launches,
         )
         record.keep_search(self._search)
 
@@ -262,7 +266,7 @@ class StudySession:
 
     def keep_launches(self) -> None:
         """Keep for later studies on the machine what the reruns have shown of its noise."""
-        self._launches.add(self.study.rerun_ratios())
+        self._launches.add(self.study.rerun_ratios(besides=self.recorded.values()))
 
     def export(self) -> None:
         """Write CSV, JSON and the best command."""

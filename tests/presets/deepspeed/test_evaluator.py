@@ -5,13 +5,14 @@ import pytest
 from tests.mentions import mentions
 from tests.presets.deepspeed.logs import TRAINER_END, bar, speed_line, speed_log, timer_lines
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
 from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 from zenith_tune.study.parameters import Direction
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.testing import EvaluatorContract
 from zenith_tune.units import GIB
 
-STEADY = [20.0, 31.0, 32.0, 32.1, 31.9, 32.0]
+STEADY = [20.0, 31.6, 32.0, 32.3, 31.7, 32.0]
 
 
 class TestContract(EvaluatorContract):
@@ -155,8 +156,9 @@ def test_progress_ends_a_trial_that_is_behind_and_not_on_half_a_line() -> None:
     log = speed_log([20.0, *[31.9, 32.0, 32.1] * 8])
     progress = evaluator.progress(log + speed_line(99, 1.0)[:-20], {})
     assert progress is not None and len(progress.values) == 24 and progress.num_iterations == 25
-    reason = EarlyStop().judge(progress, best=64.0, direction=evaluator.direction)
-    assert reason is not None
+    best = Trial(params={}, outcome=Outcome.OK, value=64.0, unit=progress.unit)
+    judgement = EarlyStop().judge(progress, evaluator.direction, Stakes(best=best))
+    assert judgement.ends and judgement.reason.startswith("behind ")
     assert evaluator.progress(TRAINER_END, {}) is None
     assert evaluator.progress(log + "{'loss': nan}\n", {}) is None
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.presets.accelerate.logs import prepared, steps
+from tests.study_tools import Witness
+from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.evaluators.hooked_run import PLAIN
@@ -140,6 +142,14 @@ def test_what_did_not_arrive_fails_the_trial() -> None:
         measured(preset, "hello\n")
     with pytest.raises(UsageError):
         live("hello\n")
+
+
+def test_a_study_that_may_not_run_the_script_is_refused_before_any_trial(tmp_path: Path) -> None:
+    heard = Witness()
+    tuner = PresetTuner(COMMAND, output_dir=tmp_path / "out", baseline=False, listener=heard)
+    with pytest.raises(UsageError, match="--no-baseline"):
+        tuner.optimize()
+    assert tuner.config.preset_name == "lightning" and not heard.trials
 
 
 def test_levers_that_change_the_numerics_are_on_request() -> None:

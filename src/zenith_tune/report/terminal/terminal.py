@@ -210,7 +210,7 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = ", within the noise" * study.is_within_noise
+            noise = f", within the noise of{format_spread(study.gain_half_width)}" * study.is_within_noise
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)
