@@ -9,7 +9,7 @@ import pytest
 from zenith_tune.hooks.injection import hook_events, hook_files, without_code
 from zenith_tune.hooks.process import PREFIX
 
-HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "trainer")
+HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "short_steps", "trainer")
 ALL = hook_files({name: {} for name in HOOKS}, "model", "longest")
 
 

@@ -86,6 +86,8 @@ class TuningEvaluator(ABC):
     direction: Direction = Direction.MINIMIZE
     objectives: ClassVar[Mapping[str, Direction]] = {}
     """Names for `--objective`, where an evaluator can read several values."""
+    reads_short_steps: ClassVar[bool] = False
+    """Whether it knows the step of the whole batch by steps of fewer micro-batches."""
 
     @abstractmethod
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:

@@ -86,6 +86,10 @@ class LoggedSteps:
     """The most memory that any rank reserved, or allocated where that is all the log shows."""
     sizes: JobSizes = field(default_factory=JobSizes)
     extra: Mapping[str, Value] = field(default_factory=dict)
+    next_s: float | None = None
+    """Seconds that the next step takes; None: those of a step."""
+    common_error: float = 0.0
+    """Relative standard error that all steps share, where they are extrapolated."""
     shows_progress: bool = True
     """Whether a running trial can be judged by them; a figure of the whole run is none of a step."""
 

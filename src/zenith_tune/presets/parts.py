@@ -17,6 +17,7 @@ from zenith_tune.units import whole
 
 if TYPE_CHECKING:
     from zenith_tune.describe.job_spec import PlanSubject
+    from zenith_tune.evaluators.short_steps import ShortSteps
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
     from zenith_tune.presets.levers import Lever
@@ -163,6 +164,13 @@ class Watched(TuningPreset):
     def trial_command(self, command: str) -> str:
         """Return the command of any run as it is launched: as it is, but printing every iteration."""
         return command
+
+    def short_steps(self, params: Mapping[str, Value]) -> ShortSteps | None:
+        """Return the steps of fewer micro-batches a run may begin with, where each takes as long; None: whole ones.
+
+        Without parameters it is the user's own command that runs.
+        """
+        return None
 
     def read_baseline(self, log: str) -> list[str]:
         """Learn from the log of the user's own command what its text does not say, and return that, one line each.

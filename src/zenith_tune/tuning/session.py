@@ -7,9 +7,9 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from zenith_tune.errors import OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
+from zenith_tune.errors import CommandError, OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
 from zenith_tune.evaluators.early_stop import MIN_SAMPLES, Stakes, study_drift
 from zenith_tune.evaluators.failures.failures import (
     FailureKind,
@@ -18,6 +18,8 @@ from zenith_tune.evaluators.failures.failures import (
     reported_capacity,
 )
 from zenith_tune.evaluators.failures.no_effect import refuse_without_effect
+from zenith_tune.hooks.injection import with_hook
+from zenith_tune.presets.shared.trial_hook import watched
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyLock
@@ -348,12 +350,13 @@ class StudySession:
         name = YOUR_COMMAND if started.is_baseline else f"trial {started.number}"
         silence = SilenceWatch(self._silence, lambda line: self._notifier.noted(f"{name}: {line}"))
         try:
-            command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
+            begun, files = self._begun(command, started)
+            command, begun = (fill_placeholders(each, {TRIAL_FOLDER: str(folder.path)})[0] for each in (command, begun))
             request = TrialRequest(
                 trial=started,
                 command=command,
-                launched=self._preset.trial_command(command),
-                files=self._files(started),
+                launched=self._preset.trial_command(begun),
+                files=files,
                 stakes=self._stakes(started),
                 resources=self.config.resources,
                 on_state=lambda state: self._notifier.state(started.number, state),
@@ -394,6 +397,16 @@ class StudySession:
         is_first = started.is_baseline and not started.is_rerun
         strategy = self.config.strategy
         return functools.cache(lambda: replace(stakes, predicted=strategy.expected_best()) if is_first else stakes)
+
+    def _begun(self, command: str, started: Trial) -> tuple[str, Mapping[str, str]]:
+        """Return a trial's command and files, with steps of fewer micro-batches at its start where that is exact."""
+        files, short = self._files(started), self.config.short_steps(started.params)
+        if short is None:
+            return command, files
+        try:
+            return watched(command), with_hook(files, "short_steps", asdict(short))
+        except CommandError:  # it takes no variable
+            return command, files
 
     def _files(self, trial: Trial) -> Mapping[str, str]:
         if not trial.params:

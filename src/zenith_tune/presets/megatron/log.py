@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from zenith_tune.evaluators.base import BATCH
+from zenith_tune.evaluators.short_steps import as_whole
 from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes, read_number
 from zenith_tune.presets.megatron.swift_log import read_swift_steps
 from zenith_tune.study.parameters import Value
@@ -42,10 +44,11 @@ def read_steps(log: str) -> LoggedSteps:
         for pattern in (_RESERVED, _ALLOCATED)
     )
     extra: dict[str, Value] = {"peak_allocated_bytes": most} if (most := max(allocated, default=0)) else {}
-    if steps and (batch := steps[-1].samples):
-        extra[BATCH] = batch
     peak = max([*reserved, *(step.memory_bytes for step in steps if step.memory_bytes)], default=None)
-    return LoggedSteps(steps=steps, peak_bytes=peak, extra=extra)
+    logged = as_whole(LoggedSteps(steps=steps, peak_bytes=peak), log)
+    if logged.steps and (batch := logged.steps[-1].samples):
+        extra[BATCH] = batch
+    return replace(logged, extra=extra)
 
 
 def read_bridge_steps(log: str) -> LoggedSteps:

@@ -13,6 +13,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
 from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.hooks.injection import HOOK_PATH, hook_events, hook_files
 from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
@@ -48,6 +49,7 @@ from zenith_tune.presets.megatron.written import (
     measured_command,
     refuse_unwritable,
     routing_notes,
+    short_steps,
     wanted_switches,
     written_command,
 )
@@ -287,6 +289,11 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
     def trial_command(self, command: str) -> str:
         """Return the command as it is measured, where options can be added to it."""
         return measured_command(command, self._space.job)
+
+    def short_steps(self, params: Mapping[str, Value]) -> ShortSteps | None:
+        job = self._space.job
+        layout = self._space.layout(params) if params else job.start
+        return short_steps(job, layout, params, self.train_steps(""))
 
     def resources(self, command: str) -> Resources:
         job = self._of(command).job
