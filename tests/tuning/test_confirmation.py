@@ -54,19 +54,19 @@ SEARCHED = [(True, False), (False, False), (False, False), (False, False)]
 
 
 @pytest.mark.parametrize(
-    ("gain_percent", "reruns", "how"),
-    [(1, [(True, True), (False, True)], "confirmed"), (10, [(True, True)], "confirmed"), (90, [], "clear")],
+    ("gain", "reruns", "how"),
+    [(8, [(True, True), (False, True)], "confirmed"), (100, [(True, True)], "confirmed"), (900, [], "clear")],
 )
 def test_what_is_in_doubt_runs_again_the_own_command_first(
-    tmp_path: Path, gain_percent: int, reruns: list[tuple[bool, bool]], how: str
+    tmp_path: Path, gain: int, reruns: list[tuple[bool, bool]], how: str
 ) -> None:
-    study, witness = confirmed(tmp_path, f"$x == 3 ? {1000 + 10 * gain_percent} : 1000")
+    study, witness = confirmed(tmp_path, f"$x == 3 ? {1000 + gain} : $x == 0 ? 1000 : 900")
     assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials] == SEARCHED + reruns
     assert study.best is not None and study.best.params == {"x": 3}
     assert witness.end is not None and witness.end.verdict is not None
     verdict = witness.end.verdict
     assert (verdict.is_confirmed, verdict.is_clear) == (how == "confirmed", how == "clear") and how in verdict.sentence
-    speedup = 1 + gain_percent / 100
+    speedup = 1 + gain / 1000
     assert verdict.speedup == pytest.approx(speedup)
     assert verdict.low is not None and verdict.high is not None and verdict.low < speedup < verdict.high
 
@@ -89,7 +89,7 @@ def test_what_a_study_shows_of_the_machine_is_known_to_the_next_one(tmp_path: Pa
 
 
 def test_a_best_that_ran_again_is_known_by_its_first_number_everywhere(tmp_path: Path) -> None:
-    study, witness = confirmed(tmp_path, "1000 + 3 * $x")
+    study, witness = confirmed(tmp_path, "1000 + 2 * $x")
     [first, again] = [trial for trial in study.trials if trial.params == {"x": 3}]
     assert study.best is again and study.number_of(again) == first.number and study.reruns_of(again) == [again.number]
     stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["best"]
@@ -114,7 +114,7 @@ def test_a_cold_first_run_gives_no_gain(tmp_path: Path) -> None:
 
 
 def test_a_value_that_does_not_hold_does_not_stay_the_best(tmp_path: Path) -> None:
-    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 1010 : 900) : 1000 + $x")
+    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 1005 : 900) : 1000 + $x")
     assert study.best is not None and study.best.params == {"x": 3}
 
 
@@ -149,12 +149,12 @@ def test_a_spent_budget_leaves_the_gain_unconfirmed(tmp_path: Path) -> None:
 
 
 def test_own_command_runs_again_beside_what_a_resumed_study_finds(tmp_path: Path) -> None:
-    values = "(n < 3 ? 1000 : 1012) + 10 * $x"
+    values = "(n < 3 ? 1000 : 1030) + 10 * $x"
     choices = (1, 2, 3, 4, 5, 6)
     confirmed(tmp_path, values, choices, num=2)
     study, witness = confirmed(tmp_path, values, choices, resume=True)
     assert sum(trial.is_baseline and trial.is_rerun for trial in witness.trials) == 1
-    assert study.gain == pytest.approx(1072 / 1012 - 1)
+    assert study.gain == pytest.approx(1090 / 1030 - 1)
 
 
 def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:

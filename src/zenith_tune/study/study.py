@@ -341,6 +341,12 @@ class Study:
         gain, half_width = self.gain, self.gain_half_width
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= CLEAR * half_width
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no further run is needed to claim the gain: it is clear, or stands after the own command ran again."""
+        has_own = self.baseline is not None and self.baseline.is_rerun
+        return self.is_clear or (has_own and (self.gain or 0.0) > 0 and not self.is_within_noise)
+
     def counts(self) -> Counter[Outcome]:
         """Count the trials by outcome."""
         return Counter(trial.outcome for trial in self.trials)
