@@ -21,7 +21,7 @@ MIN_WHOLE, MIN_RATIO = 8, 4
 SHARE = 8
 """The largest number is this part of the whole batch, where the smallest allows it."""
 PIPELINE_ERROR, INTERLEAVED_ERROR = 0.003, 0.008
-"""What the line is off where stages differ and the slowest is neither the first nor the last: root mean square of 600
+"""What the line is off where stages differ and the slowest is neither the first nor the last: root mean square of 900
 simulated pipelines of 2 to 8 stages (2026-11-19). One of two stages is always at an end."""
 NUM_FIRST = 2
 """Steps at the start that may be warm-up: the second still allocates."""
