@@ -76,7 +76,7 @@ def test_steps_and_iterations_are_counted_as_they_ran() -> None:
     assert (found.num_iterations, len(found.values)) == (9, 9 - NUM_FIRST)
 
 
-@pytest.mark.parametrize("noise", [0.0003, 0.003, 0.02, 0.08])
+@pytest.mark.parametrize("noise", [0.0003, 0.003, 0.02])
 def test_the_error_is_honest(noise: float) -> None:
     is_held, errors = [], []
     for seed in range(100):
@@ -89,8 +89,15 @@ def test_the_error_is_honest(noise: float) -> None:
     assert max(noise, 0.001) < statistics.median(errors) < 6 * max(noise, 0.001)
 
 
+def test_a_line_through_noise_says_nothing() -> None:
+    evaluator = MegatronEvaluator("step_time")
+    assert evaluator.progress(run_log(8, noise=0.3, seed=1), {}) is None
+    found = evaluator.progress(run_log(12, noise=0.3, seed=1), {})
+    assert found is not None and found.latest == pytest.approx(TRUE_S, rel=0.5)
+
+
 def test_whole_steps_sharpen_the_line() -> None:
-    errors = [progress(run_log(num, noise=0.08, seed=1)).error for num in (8, 10, 20)]
+    errors = [progress(run_log(num, noise=0.03, seed=1)).error for num in (8, 10, 20)]
     assert errors[0] > errors[1] > errors[2]
 
 

@@ -21,10 +21,12 @@ MIN_WHOLE, MIN_RATIO = 8, 4
 SHARE = 8
 """The largest number is this part of the whole batch, where the smallest allows it."""
 PIPELINE_ERROR, INTERLEAVED_ERROR = 0.003, 0.008
-"""What the line is off where stages differ and the slowest is neither the first nor the last: root mean square of 600
+"""What the line is off where stages differ and the slowest is neither the first nor the last: root mean square of 900
 simulated pipelines of 2 to 8 stages (2026-11-19). One of two stages is always at an end."""
 NUM_FIRST = 2
 """Steps at the start that may be warm-up: the second still allocates."""
+MOST_ERROR = 0.15
+"""Relative standard error from which a line says nothing."""
 _KEY = "short_steps"
 
 
@@ -110,15 +112,15 @@ def as_whole(logged: LoggedSteps, log: str) -> LoggedSteps:
     whole = [step for step, share in known if share == 1]
     points = [(share, step.pace_s) for step, share in known[NUM_FIRST:] if not step.num_skipped]
     line = StepLine.through(points)
-    if line is None:
-        return replace(logged, steps=whole)
+    alone = replace(logged, steps=whole)
+    if line is None or line.error > MOST_ERROR:
+        return alone
     scaled = replace(
         logged,
         steps=[_scaled(step, share, line, short["batch"]) for step, share in known],
         next_s=line.at(next(iter(short["numbers"][len(known) :]), short["whole"]) / short["whole"]),
         common_error=math.hypot(line.error, short["error"]),
     )
-    alone = replace(logged, steps=whole)
     return alone if _error(alone) < _error(scaled) else scaled
 
 
