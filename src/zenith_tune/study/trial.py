@@ -35,7 +35,8 @@ NOT_RUN = -1
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
-
+START = "start"
+"""The name in `extra` of what its start took, stage by stage, in a few words."""
 
 UNKNOWN_ERROR = 0.0
 """The standard error of a value of which nothing is known, such as that of a plain function."""

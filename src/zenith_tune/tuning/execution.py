@@ -17,6 +17,7 @@ from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progres
 from zenith_tune.evaluators.early_stop import Judgement, Stakes
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement
+from zenith_tune.hooks.injection import start_line
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.shell import ParsedCommand
@@ -26,7 +27,7 @@ from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, 
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.precision import relative_error
 from zenith_tune.study.resources import Resources
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import START, Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.watch import EarlyEnd, SilenceWatch, TrialWatch
@@ -196,6 +197,8 @@ class TrialExecution:
             return self._trial(request, files, result, measured.outcome, **details), measured
         fields = {name: getattr(measured, name) for name in measured.__slots__}
         reason = early.reason if early is not None else None
+        if began := start_line(text):
+            fields["extra"] = {**measured.extra, START: began}
         return self._trial(request, files, result, Outcome.OK, early=reason, **fields), None
 
     def _measure(self, text: str, request: TrialRequest, result: JobResult) -> Measurement | Failure:
