@@ -116,6 +116,10 @@ class Watch:
             at = next((at for at in trained if wrapper_of(objects[at]) in WRAPPERS), trained[0])
             self.model = ModelWatch(args[at], objects[at], lambda event: report({**event, "models": len(self.trained)}))
 
+    def begin_again(self) -> None:
+        """Forget the steps so far: the same models are trained once more."""
+        self.optimizer, self.num_passes, self.num_steps = None, 0, 0
+
     def passed(self, accelerator: Any, args: Any, result: Any) -> None:
         """Count a backward pass."""
         self.num_passes += 1
@@ -197,6 +201,8 @@ def samples(optimizer: Any, passes: int) -> dict[str, int]:
     return {"samples": size * passes}
 
 
-def start(settings: dict[str, Any], folder: str, more: Any = dict) -> None:
+def start(settings: dict[str, Any], folder: str, more: Any = dict) -> Watch:
     """Watch from when Accelerate is loaded; `more` returns what else to report of a step."""
-    watch("accelerate.accelerator", Watch(more).install)
+    found = Watch(more)
+    watch("accelerate.accelerator", found.install)
+    return found

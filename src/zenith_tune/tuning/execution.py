@@ -26,7 +26,7 @@ from zenith_tune.study.faults import RetryPolicy, disk_full, is_system_fault
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.precision import relative_error
-from zenith_tune.study.resources import Resources
+from zenith_tune.study.resources import InPlace, Resources
 from zenith_tune.study.trial import START, Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
@@ -57,6 +57,8 @@ class TrialRequest:
     stakes: Callable[[], Stakes] = Stakes
     """What depends on its value, as it is by now."""
     resources: Resources = field(default_factory=Resources)
+    in_place: InPlace | None = None
+    """How a process that runs already may measure it; None: by a start of its own."""
     on_state: OnState = nobody_listens
     on_progress: Callable[[Progress, Judgement | None], None] = lambda progress, judgement: None
     is_cancelled: Callable[[], bool] = lambda: False
@@ -103,15 +105,29 @@ class TrialExecution:
                 request.resources,
                 timeout_s=timeout_s,
                 on_state=request.on_state,
+                in_place=request.in_place if self._repeats == 1 else None,
             )
 
         return self._patience.call(submit)
+
+    def release(self) -> None:
+        """End a process that is kept for further points."""
+        self._runner.release()
 
     def _followed(self, job: Job, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Trial:
         """Wait for a job and read what it left; one whose machine failed is started once more, elsewhere."""
         result, early = self._wait(job, request)
         if result.end is not End.LOST:
-            return self._read(request, files, result, early)
+            trial = self._read(request, files, result, early)
+            if not trial.ok:
+                self.release()  # what does not go well is no state to measure anything else in
+            if job.has_own_start:
+                return trial
+            if trial.outcome is not Outcome.ERROR:
+                return replace(trial, extra={**trial.extra, START: "none: it was measured in the process before it"})
+            files.forget_run("in_place")
+            alone = replace(request, in_place=None)
+            return self._followed(self._submit(alone, files, timeout_s), alone, files, timeout_s)
         request.on_state(f"{result.reason}: starts once more")
         files.forget_run("lost")
         elsewhere = replace(request.resources, avoid=tuple(name for name in result.place.split(",") if name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -34,7 +35,8 @@ from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED
 from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import TrainerSpace
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.resources import Resources
+from zenith_tune.study.resources import InPlace, Resources
+from zenith_tune.study.trial import Trial
 
 AUTO_BATCH = "auto_find_batch_size"
 IN_TRIALS: dict[str, Any] = {
@@ -53,6 +55,9 @@ IN_TRIALS: dict[str, Any] = {
 }
 """What the hook sets in every trial, and the best command is without; unknown names are left out there."""
 
+IN_PLACE = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)
+"""Arguments that take effect when a training begins."""
+
 
 @PresetRegistry.register("trainer")
 class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
@@ -66,6 +71,8 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
     title, declared, hook, file_stem = PRESET, LEVERS, "trainer", FILE_STEM
     dialect: ClassVar[Dialect | None] = None
     """How the program spells arguments, where it has names of its own for them."""
+    _arrives = False
+    """Whether a trial has trained with another micro-batch than the user's own command."""
 
     def _read_job(self, command: str) -> TrainerJob:
         return read_job(command, self._given, self.dialect)
@@ -88,6 +95,19 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         values = self._carried(params, Carrier.HOOK)
         files = {**self._trial_hook(values, meets_longest=True), **self._argument_file(params)}
         return ConfirmingRun(meets="the longest samples", files=files, smaller=self._space.smaller(params))
+
+    def in_place(self, params: Mapping[str, Value]) -> InPlace | None:
+        """Return the batch and gradient checkpointing, which a Trainer of one rank changes between two trainings."""
+        if self._space.job.num_processes > 1 or self.dialect is not None:
+            return None
+        arguments = self._space.arguments(params)
+        values = {name: arguments.pop(name) for name in IN_PLACE if name in arguments}
+        shares = json.dumps(arguments, sort_keys=True)
+        return InPlace(values=values, shares=shares, is_proven=self._arrives)
+
+    def observe(self, trial: Trial) -> None:
+        super().observe(trial)
+        self._arrives |= trial.ok and trial.params.get(MBS) not in (None, self._space.job.micro_batch)
 
     def resources(self, command: str) -> Resources:
         return launched_resources(command, self.dialect.num_processes(command) if self.dialect else None)
@@ -123,7 +143,9 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
             "packages": PACKAGES,
             **({"longest": True} if meets_longest else {}),
         }
-        return hook_files({"trainer": settings}, "accelerate", "model", *(("longest",) if meets_longest else ()))
+        return hook_files(
+            {"trainer": settings}, "accelerate", "model", "orders", *(("longest",) if meets_longest else ())
+        )
 
     def evaluator(self) -> TuningEvaluator:
         job = self._space.job
