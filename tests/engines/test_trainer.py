@@ -17,6 +17,7 @@ from tests.describe.fake_smi import install
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 from tests.warm_process import warm_python
+from zenith_tune.hooks.injection import hook_events
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPT = """
@@ -117,6 +118,33 @@ def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(
     assert not (tmp_path / "own").exists(), "nothing is saved, neither by the trials nor by the baseline"
 
 
+def test_points_that_differ_in_batch_and_checkpointing_share_the_start_of_one_process(
+    zenithtune: Tune, tmp_path: Path
+) -> None:
+    own = ("--output_dir", "own", "--per_device_train_batch_size", "1", "--use_cpu", "--gradient_accumulation_steps=4")
+    script = (ROOT / "examples" / "trainer_train.py").read_text()
+    every = ("--n-trials", "5", "--strategy", "grid")
+    _, study = tune(zenithtune, tmp_path, script, *own, preset_args="mbs_max=4", strategy=every)
+    base, *trials = study["trials"]
+    assert [trial["outcome"] for trial in trials] == ["ok"] * 5
+    seen = []
+    for trial in (base, *trials):
+        [made] = [event for event in events_of(trial) if event["event"] == "trainer"]
+        steps = [event for event in events_of(trial) if event["event"] == "step"]
+        point = trial["parameters"] or {"mbs": 1, "checkpointing": False}
+        batch = (made["arguments"]["per_device_train_batch_size"], steps[-1]["passes"], steps[-1]["samples"])
+        assert batch == (point["mbs"], 4 // point["mbs"], 4), trial
+        assert made["arguments"]["gradient_checkpointing"] == point["checkpointing"]
+        assert [step["step"] for step in steps][:6] == [1, 2, 3, 4, 5, 6]
+        seen.append(made["process"])
+    # A micro-batch of one's own must have gone well before another is set in its place.
+    assert len(set(seen)) <= 3 and len(set(seen[-4:])) == 1
+
+
+def events_of(trial: dict[str, Any]) -> list[dict[str, Any]]:
+    return hook_events((Path(trial["folder"]) / "log.txt").read_text())
+
+
 @pytest.mark.slow
 def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_command(
     zenithtune: Tune, tmp_path: Path
@@ -132,6 +160,7 @@ def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_comma
     # As for the best command, which may be the user's own on a machine that is busy.
     settings = {"set": {"per_device_train_batch_size": 1, "max_steps": 2}}
     (hook / "hooks.json").write_text(json.dumps({"trainer": settings}))
+    (hook / "zenithtune_hooks" / "stages.py").unlink()
     done = run_by_hand(f"PYTHONPATH={hook} {warm_python()} {tmp_path}/train.py", tmp_path)
     assert "trained 1 2 False" in done.stdout and (tmp_path / "mine").exists()
 

@@ -91,7 +91,9 @@ class EarlyStoppingCallback:
 
 def test_a_trainer_says_what_it_was_made_with_and_ends_the_program(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    watch = TrainerWatch(["per_device_train_batch_size", "optim", "not_there"], ["json", "no_such_package"], 3, NO_ORDERS)
+    watch = TrainerWatch(
+        ["per_device_train_batch_size", "optim", "not_there"], ["json", "no_such_package"], 3, NO_ORDERS
+    )
     kind = type("Trainer", (Trainer,), {})
     watch.install_trainer(SimpleNamespace(Trainer=kind))
     args = SimpleNamespace(per_device_train_batch_size=4, optim=SimpleNamespace(value="adamw"), world_size=2, n_gpu=1)

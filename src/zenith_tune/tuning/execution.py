@@ -126,8 +126,7 @@ class TrialExecution:
             if trial.outcome is not Outcome.ERROR:
                 return replace(trial, extra={**trial.extra, START: "none: it was measured in the process before it"})
             files.forget_run("in_place")
-            alone = replace(request, in_place=None)
-            return self._followed(self._submit(alone, files, timeout_s), alone, files, timeout_s)
+            return self._followed(self._submit(request, files, timeout_s), request, files, timeout_s)
         request.on_state(f"{result.reason}: starts once more")
         files.forget_run("lost")
         elsewhere = replace(request.resources, avoid=tuple(name for name in result.place.split(",") if name))
