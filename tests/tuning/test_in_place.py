@@ -22,11 +22,10 @@ from zenith_tune.study.resources import InPlace, Resources
 from zenith_tune.study.trial import START
 
 PROGRAM = f"""
-import importlib.util, os, sys, time
-spec = importlib.util.spec_from_file_location("orders", {orders.__file__!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-found = module.Orders(os.environ["ZENITHTUNE_TRIAL_FOLDER"] + "/hook")
+import os, sys, time
+sys.path.insert(0, {str(Path(orders.__file__).parents[1])!r})
+from hooks.orders import Orders
+found = Orders(os.environ["ZENITHTUNE_TRIAL_FOLDER"] + "/hook")
 if "alone" in sys.argv:
     found.refuse()
 x, is_first = int(sys.argv[1]), True

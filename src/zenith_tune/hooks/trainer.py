@@ -111,7 +111,8 @@ class TrainerWatch:
                     self.before(this)
             self.is_training = True
             train(this)  # from the beginning: a checkpoint may be past the last step already
-            while (values := self.orders.following()) is not None and can_take(this, values):
+            share = functools.partial(of_first_rank, this.args)
+            while (values := self.orders.following(share)) is not None and can_take(this, values):
                 change(this, values)
                 self.tokens.counts = []
                 self.steps.begin_again()
@@ -137,7 +138,8 @@ class TrainerWatch:
 
             def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 begin.append(time.monotonic())
-                if orders.has_come() or (state.global_step >= least_steps and begin[-1] - begin[0] >= least_s):
+                is_long = state.global_step >= least_steps and begin[-1] - begin[0] >= least_s
+                if of_first_rank(args, is_long or orders.has_come()):  # by its clock: all must make the same updates
                     control.should_training_stop = True
 
         return EndInTime()
@@ -206,21 +208,36 @@ def num_tokens(inputs: Any) -> Any:
     return None
 
 
+def of_first_rank(args: Any, value: Any) -> Any:
+    """Return to every rank what the first gives."""
+    if getattr(args, "world_size", 1) == 1:
+        return value
+    import torch
+
+    if isinstance(value, bool):  # after each update: as little as can be sent
+        flag = torch.tensor(value, device=args.device)
+        torch.distributed.broadcast(flag, 0)
+        return bool(flag)
+    held = [value]
+    torch.distributed.broadcast_object_list(held, 0, device=args.device)
+    return held[0]
+
+
 def can_change(trainer: Any) -> bool:
     """Tell whether a Trainer that trains can train once more with another batch as if it had been made with it.
 
-    What wraps a model may be made for a batch, and trainers that generate samples count on the batch of their making.
+    What compiles or shards the model may be made for a batch, and trainers that generate samples count on their first.
     """
-    args = trainer.args
-    is_wrapped = getattr(trainer, "model_wrapped", None) is not trainer.model or getattr(
-        trainer, "is_fsdp_enabled", True
-    )
-    return args.world_size == 1 and not is_wrapped and not hasattr(args, "num_generations")
+    wrapped: Any = getattr(trainer, "model_wrapped", None)
+    if type(wrapped).__name__ == "DistributedDataParallel":
+        wrapped = wrapped.module
+    is_sharded = getattr(trainer, "is_fsdp_enabled", True)
+    return wrapped is trainer.model and not is_sharded and not hasattr(trainer.args, "num_generations")
 
 
 def can_take(trainer: Any, values: dict[str, Any]) -> bool:
-    """Tell whether values can be changed: adapters and TRL prepare a model for gradient checkpointing as it is made."""
-    is_prepared = hasattr(trainer.model, "peft_config") or "trl" in sys.modules
+    """Tell whether values can be changed: adapters, TRL and DDP prepare a model for gradient checkpointing at first."""
+    is_prepared = hasattr(trainer.model, "peft_config") or "trl" in sys.modules or trainer.args.world_size > 1
     return not is_prepared or values.get(CHECKPOINTING) in (None, trainer.args.gradient_checkpointing)
 
 
@@ -237,7 +254,8 @@ def change(trainer: Any, values: dict[str, Any]) -> None:
         accelerator.gradient_accumulation_steps = args.gradient_accumulation_steps
     if not args.gradient_checkpointing and getattr(trainer.model, "is_gradient_checkpointing", False):
         trainer.model.gradient_checkpointing_disable()
-    accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # training wraps its forward pass again
+    if trainer.model_wrapped is trainer.model:  # training wraps its forward pass again
+        accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     trainer.model.zero_grad(set_to_none=True)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # another shape is compiled as if it were the first

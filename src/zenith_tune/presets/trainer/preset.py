@@ -55,9 +55,6 @@ IN_TRIALS: dict[str, Any] = {
 }
 """What the hook sets in every trial, and the best command is without; unknown names are left out there."""
 
-IN_PLACE = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING)
-"""Arguments that take effect when a training begins."""
-
 
 @PresetRegistry.register("trainer")
 class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
@@ -97,11 +94,13 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         return ConfirmingRun(meets="the longest samples", files=files, smaller=self._space.smaller(params))
 
     def in_place(self, params: Mapping[str, Value]) -> InPlace | None:
-        """Return the batch and gradient checkpointing, which a Trainer of one rank changes between two trainings."""
-        if self._space.job.num_processes > 1 or self.dialect is not None:
+        """Return the batch, and gradient checkpointing of a plain Trainer on one rank: a training begins with them."""
+        job, arguments = self._space.job, self._space.arguments(params)
+        if self.dialect is not None or job.trainer is None:
             return None
-        arguments = self._space.arguments(params)
-        values = {name: arguments.pop(name) for name in IN_PLACE if name in arguments}
+        is_plain = job.num_processes == 1 and job.trainer.kind == "Trainer"
+        names = (MICRO_BATCH, ACCUMULATION, *((CHECKPOINTING,) if is_plain else ()))
+        values = {name: arguments.pop(name) for name in names if name in arguments}
         shares = json.dumps(arguments, sort_keys=True)
         return InPlace(values=values, shares=shares, is_proven=self._arrives)
 
