@@ -60,14 +60,22 @@ def hook_events(log: str) -> list[dict[str, Any]]:
     return found
 
 
-def start_line(log: str) -> str:
-    """Return what the start of a trial took, by the first line of its hooks about it; nothing where there is none.
+def start_seconds(log: str) -> dict[str, float]:
+    """Return what the stages of a trial's start took, by the first line of its hooks about it; empty without one.
 
-    >>> start_line('zenithtune: {"event": "start", "seconds": {"imports": 8.6, "building": 14, "first_step": 8.1}}')
-    '31 s: imports 9, building 14, first step 8'
+    >>> start_seconds('zenithtune: {"event": "start", "seconds": {"imports": 8.6, "first_step": 0.1}}')
+    {'imports': 8.6, 'first_step': 0.1}
     """
     seconds = next((event.get("seconds") for event in hook_events(log) if event.get("event") == "start"), None)
-    if not isinstance(seconds, dict) or not all(type(value) in (int, float) for value in seconds.values()):
-        return ""
+    pairs = seconds.items() if isinstance(seconds, dict) else ()
+    return {name: float(value) for name, value in pairs if type(value) in (int, float)}
+
+
+def start_line(seconds: Mapping[str, float]) -> str:
+    """Return the stages of a start in a few words.
+
+    >>> start_line({"imports": 8.6, "building": 14, "first_step": 8.1})
+    '31 s: imports 9, building 14, first step 8'
+    """
     stages = ", ".join(f"{name.replace('_', ' ')} {value:.0f}" for name, value in seconds.items() if value >= 0.5)
     return f"{sum(seconds.values()):.0f} s" + (f": {stages}" if stages else "")

@@ -17,7 +17,7 @@ from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progres
 from zenith_tune.evaluators.early_stop import Judgement, Stakes
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement
-from zenith_tune.hooks.injection import start_line
+from zenith_tune.hooks.injection import start_line, start_seconds
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.shell import ParsedCommand
@@ -27,7 +27,7 @@ from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, 
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.precision import relative_error
 from zenith_tune.study.resources import InPlace, Resources
-from zenith_tune.study.trial import START, Outcome, Trial
+from zenith_tune.study.trial import SAVED_START, START, Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.watch import EarlyEnd, SilenceWatch, TrialWatch
@@ -75,6 +75,8 @@ class TrialExecution:
         self._runner, self._patience = runner, patience
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
         self._secrets, self._repeats = config.secrets, config.options.repeats
+        self._start_s = 0.0
+        """What the last start of a process took."""
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None, job: Job | None = None) -> Trial:
         """Run the command, as often as repeats are asked for; a `job` that an earlier tuner started is waited for."""
@@ -124,7 +126,8 @@ class TrialExecution:
             if job.has_own_start:
                 return trial
             if trial.outcome is not Outcome.ERROR:
-                return replace(trial, extra={**trial.extra, START: "none: it was measured in the process before it"})
+                shared = {START: f"{self._start_s:.0f} s saved: in a process that ran", SAVED_START: self._start_s}
+                return replace(trial, extra={**trial.extra, **shared})
             files.forget_run("in_place")
             return self._followed(self._submit(request, files, timeout_s), request, files, timeout_s)
         request.on_state(f"{result.reason}: starts once more")
@@ -212,8 +215,9 @@ class TrialExecution:
             return self._trial(request, files, result, measured.outcome, **details), measured
         fields = {name: getattr(measured, name) for name in measured.__slots__}
         reason = early.reason if early is not None else None
-        if began := start_line(text):
-            fields["extra"] = {**measured.extra, START: began}
+        if seconds := start_seconds(text):
+            self._start_s = sum(seconds.values())
+            fields["extra"] = {**measured.extra, START: start_line(seconds)}
         return self._trial(request, files, result, Outcome.OK, early=reason, **fields), None
 
     def _measure(self, text: str, request: TrialRequest, result: JobResult) -> Measurement | Failure:

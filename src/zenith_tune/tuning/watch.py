@@ -206,8 +206,8 @@ class Timeouts:
         """Return the limit of the next trial; the dynamic one never applies before the first success."""
         limits = [] if self.fixed_s is None else [self.fixed_s]
         best = study.fastest
-        if self.dynamic and best is not None and best.duration_s is not None:
-            duration_s = best.duration_s * (_WHOLE_RUN if best.early else 1)
+        if self.dynamic and best is not None and best.alone_s is not None:
+            duration_s = best.alone_s * (_WHOLE_RUN if best.early else 1)
             limits.append(max(duration_s * self.margin, duration_s + _SLACK_S))
         return min(limits, default=None)
 
