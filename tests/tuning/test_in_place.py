@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ import pytest
 from tests.started_processes import is_alive, wait_until
 from tests.study_tools import Asks, tune
 from tests.toy_preset import ToyPreset
-from zenith_tune import Outcome, Trial
+from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.hooks import orders
 from zenith_tune.runners.base import End
 from zenith_tune.runners.local.runner import LocalRunner, PointJob
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.resources import InPlace, Resources
-from zenith_tune.study.trial import START
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import SAVED_START, START
+from zenith_tune.tuning.watch import Timeouts
 
 PROGRAM = f"""
 import os, sys, time
@@ -95,6 +98,13 @@ def test_what_fails_in_place_is_tried_by_itself_but_for_memory(tmp_path: Path) -
     assert folder is not None and "does not go" in (folder / "log.in_place.txt").read_text()
 
 
+def test_a_trial_by_itself_may_take_the_start_that_the_best_one_saved() -> None:
+    study = Study(Direction.MAXIMIZE)
+    best = Trial(params={"x": 1}, outcome=Outcome.OK, value=1.0, number=1, duration_s=2.0)
+    study.add(replace(best, extra={SAVED_START: 30.0}))
+    assert Timeouts(dynamic=True, margin=1.5).limit_s(study) == 48.0
+
+
 def submit(runner: LocalRunner, folder: Path, x: int, timeout_s: float | None = None) -> PointJob:
     folder.mkdir()
     program = folder.parent / "program.py"
@@ -126,6 +136,16 @@ def test_a_process_is_kept_until_it_is_let_go_and_found_by_the_folder_of_its_poi
     assert LocalRunner(grace_s=0.5).recover(tmp_path / "b") is None
     wait_until(lambda: not is_alive(pid))
     assert submit(runner, tmp_path / "d", 1).has_own_start
+    runner.close()
+
+
+def test_an_interrupt_ends_the_process_with_the_point(tmp_path: Path) -> None:
+    runner = LocalRunner(grace_s=0.5)
+    submit(runner, tmp_path / "a", 1).wait()
+    pid = int((tmp_path / "a" / "log.txt").read_text().split()[-1])
+    hung = submit(runner, tmp_path / "b", 9)
+    runner.interrupt()
+    assert hung.wait().end is End.CANCELLED and not is_alive(pid)
     runner.close()
 
 

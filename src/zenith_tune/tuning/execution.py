@@ -126,8 +126,8 @@ class TrialExecution:
             if job.has_own_start:
                 return trial
             if trial.outcome is not Outcome.ERROR:
-                shared = {START: f"{self._start_s:.0f} s saved: in a process that ran", SAVED_START: self._start_s}
-                return replace(trial, extra={**trial.extra, **shared})
+                line = f"{self._start_s:.0f} s saved: in a process that ran"
+                return replace(trial, extra={**trial.extra, START: line, SAVED_START: self._start_s})
             files.forget_run("in_place")
             return self._followed(self._submit(request, files, timeout_s), request, files, timeout_s)
         request.on_state(f"{result.reason}: starts once more")
