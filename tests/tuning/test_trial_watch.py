@@ -86,7 +86,11 @@ def test_a_trial_of_long_iterations_ends_within_a_second_of_the_line_that_decide
     log = "".join(line.format(begin + timedelta(seconds=4 * at), at + 1, step) for at, step in enumerate(steps))
     job, progress = Replay(log, tmp_path / "log.txt", start_up_s), list[Progress]()
     watch = TrialWatch(
-        MegatronEvaluator("step_time"), EarlyStop(), {}, on_progress=lambda by_now, _: progress.append(by_now), clock=job.clock
+        MegatronEvaluator("step_time"),
+        EarlyStop(),
+        {},
+        on_progress=lambda by_now, _: progress.append(by_now),
+        clock=job.clock,
     )
     result, early = watch.wait(job)
     assert early is not None and early.reason.startswith("known")
@@ -136,6 +140,18 @@ def test_a_job_that_is_surely_behind_the_best_is_stopped(tmp_path: Path) -> None
     result, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
     assert result.end is End.STOPPED
     assert early.reason.startswith("behind ") and "99%" in early.reason
+
+
+@pytest.mark.parametrize("num_steps", [4, 5])
+def test_a_job_that_evaluates_after_its_last_iteration_is_not_waited_for(tmp_path: Path, num_steps: int) -> None:
+    log = log_of([2.0, 0.8, 1.2, 0.9])
+    (tmp_path / "log").write_text(log.replace("/       4", f"/       {num_steps}"))
+    command = f"{sys.executable} -c 'import time; print(open(\"{tmp_path}/log\").read(), flush=True); time.sleep(12)'"
+    job = LocalRunner(grace_s=0.3).submit(command, tmp_path, Resources())
+    result, early = TrialWatch(MegatronEvaluator(), EarlyStop(), {}).wait(job)
+    is_last = num_steps == 4
+    assert result.end is (End.STOPPED if is_last else End.EXITED)
+    assert (early is not None and early.reason.startswith("known ") and early.log.strip() == log.strip()) == is_last
 
 
 class Broken(TuningEvaluator):

@@ -74,6 +74,7 @@ class SpeedEvaluator(TuningEvaluator):
             unit=unit,
             step_s=long_run(rates[SECONDS]) if rates[SECONDS] else None,
             peak_memory_bytes=logged.peak_bytes,
+            is_last=bool(logged.steps) and logged.steps[-1].is_last,
         )
 
     def _unit(self, rates: Mapping[str, list[float]]) -> str:
