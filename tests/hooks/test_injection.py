@@ -15,7 +15,7 @@ from zenith_tune.hooks.injection import hook_events, hook_files, start_line, sta
 from zenith_tune.hooks.process import PREFIX
 
 HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "trainer")
-ALL = hook_files({name: {} for name in HOOKS}, "model", "longest")
+ALL = hook_files({name: {} for name in HOOKS}, "model", "longest", "orders")
 TRAINS = """
 import time, torch
 model = torch.nn.Linear(4, 4)

@@ -133,8 +133,10 @@ class TrainerWatch:
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 begin.clear()
-                if not can_change(trainer):
-                    orders.refuse()
+                with contextlib.suppress(AttributeError):
+                    if can_change(trainer):
+                        return
+                orders.refuse()  # a release without what is looked at has another Trainer than this knows
 
             def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 begin.append(time.monotonic())
@@ -226,13 +228,14 @@ def of_first_rank(args: Any, value: Any) -> Any:
 def can_change(trainer: Any) -> bool:
     """Tell whether a Trainer that trains can train once more with another batch as if it had been made with it.
 
-    What compiles or shards the model may be made for a batch, and trainers that generate samples count on their first.
+    What compiles or shards the model may be made for a batch, trainers that generate samples count on their first, and
+    one that makes its model itself would hold two.
     """
     wrapped: Any = getattr(trainer, "model_wrapped", None)
     if type(wrapped).__name__ == "DistributedDataParallel":
         wrapped = wrapped.module
-    is_sharded = getattr(trainer, "is_fsdp_enabled", True)
-    return wrapped is trainer.model and not is_sharded and not hasattr(trainer.args, "num_generations")
+    makes_other = hasattr(trainer.args, "num_generations") or trainer.model_init is not None
+    return wrapped is trainer.model and not trainer.is_fsdp_enabled and not makes_other
 
 
 def can_take(trainer: Any, values: dict[str, Any]) -> bool:

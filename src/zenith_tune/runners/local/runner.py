@@ -256,7 +256,7 @@ class PointJob(Job):
         self.process.pause(min(limit_s, _POINT_POLL_S))
 
     def kill(self, end: End) -> JobResult:
-        if end is End.STOPPED and not self.runner.num_interrupts:
+        if end is End.STOPPED and self.process.files.orders.exists() and not self.runner.num_interrupts:
             return self._over(end)  # it takes the next order after the step that it is at
         self.process.cancel()
         return self._over(end)
