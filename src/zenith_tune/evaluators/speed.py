@@ -77,6 +77,7 @@ class SpeedEvaluator(TuningEvaluator):
             next_s=logged.next_s,
             common_error=logged.common_error,
             peak_memory_bytes=logged.peak_bytes,
+            is_last=bool(logged.steps) and logged.steps[-1].is_last,
         )
 
     def _unit(self, rates: Mapping[str, list[float]]) -> str:

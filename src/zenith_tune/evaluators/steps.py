@@ -55,6 +55,8 @@ class Step:
     """NaN steps since the previous line."""
     position: int = 0
     """Offset of the line in the log."""
+    is_last: bool = False
+    """Whether it is the last that the run was to train."""
 
     @property
     def pace_s(self) -> float:

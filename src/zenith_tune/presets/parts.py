@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
     from zenith_tune.presets.levers import Lever
     from zenith_tune.study.parameters import Parameter, Params, Value
-    from zenith_tune.study.resources import Resources
+    from zenith_tune.study.resources import InPlace, Resources
     from zenith_tune.study.trial import Prediction, Trial
 
 NUMERIC_POINTS = 5
@@ -213,6 +213,10 @@ class Files(TuningPreset):
 
     def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun | None:
         """Return how the run that confirms a point differs from the trial of it; None: it repeats the trial."""
+        return None
+
+    def in_place(self, params: Mapping[str, Value]) -> InPlace | None:
+        """Return how a process that measured another point may measure this one; None: by a start of its own."""
         return None
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from zenith_tune.report.search_digest import best_so_far, search_object
 from zenith_tune.report.trial_digest import best_layout_object, finite, needed_memory, predicted_object, resolved_args
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
 from zenith_tune.study.files import Json, TrialFolder
-from zenith_tune.study.trial import Outcome, Prediction, Trial
+from zenith_tune.study.trial import START, Outcome, Prediction, Trial
 from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import count, format_value, whole
 
@@ -237,6 +237,7 @@ def _snapshot(each: TrialView, label: str) -> Json:
         "gpu_utilization": _measured(trial, UTILIZATION),
         "gpu_power_w": _measured(trial, POWER),
         "duration_s": finite(trial.duration_s),
+        "start": trial.extra.get(START),
         "num_runs": trial.num_runs,
         "host": each.host,
         "started_s": each.started_s,

@@ -35,7 +35,10 @@ NOT_RUN = -1
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
-
+START = "start"
+"""The name in `extra` of what its start took, stage by stage, in a few words."""
+SAVED_START = "saved_start_s"
+"""The name in `extra` of the seconds of a start that it shared with a trial before it."""
 
 UNKNOWN_ERROR = 0.0
 """The standard error of a value of which nothing is known, such as that of a plain function."""
@@ -128,6 +131,12 @@ class Trial:
     def half_width(self) -> float | None:
         """Half of the value's 90% interval, relatively; None where nothing is known of it."""
         return None if self.error is None and self.spread is None else TO_90 * self.standard_error
+
+    @property
+    def alone_s(self) -> float | None:
+        """Seconds of a run of it with a start of its own; None where it did not run."""
+        saved_s = self.extra.get(SAVED_START)
+        return self.duration_s + saved_s if self.duration_s and isinstance(saved_s, float) else self.duration_s
 
     @property
     def ok(self) -> bool:

@@ -150,6 +150,7 @@ class StudySession:
     def close(self) -> None:
         """Let go of the study."""
         try:
+            self._execution.release()
             if self._record is not None:
                 self._orphans.end(self._record)
         finally:
@@ -359,6 +360,7 @@ class StudySession:
                 files=files,
                 stakes=self._stakes(started),
                 resources=self.config.resources,
+                in_place=self._preset.in_place(started.params) if started.params and not started.is_rerun else None,
                 on_state=lambda state: self._notifier.state(started.number, state),
                 on_progress=lambda progress, known: self._notifier.progress(started.number, progress, known),
                 is_cancelled=lambda: self._control.is_cancelled(started.number),
@@ -418,6 +420,7 @@ class StudySession:
         """Start no trial while somebody asked for a pause; those that run continue."""
         if not self._control.is_paused():
             return
+        self._execution.release()
         self._notifier.noted("paused: no further trial starts until it is continued")
         while self._control.is_paused():
             self._interruption.check()

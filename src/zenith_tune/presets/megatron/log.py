@@ -21,7 +21,7 @@ from zenith_tune.study.parameters import Value
 from zenith_tune.units import MIB, whole
 
 # The pattern starts with a plain word, which lets the search skip quickly over megabytes of other text.
-_START = re.compile(r"iteration[ \t]{1,20}([0-9]{1,12})/[ \t]{0,20}[0-9]{1,12}[ \t]{0,4}\|")
+_START = re.compile(r"iteration[ \t]{1,20}([0-9]{1,12})/[ \t]{0,20}([0-9]{1,12})[ \t]{0,4}\|")
 # A report of one rank: `[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | ...`, to
 # which Megatron-LM 0.20 may add ` | total device memory used: 5.0`.
 # Megatron-Bridge's is in units of 10^9 bytes: `memory (GB) | mem-max-reserved-gigabytes: 2.0 | ...`.
@@ -105,4 +105,5 @@ def _step(match: re.Match[str], fields: Mapping[str, str]) -> Step | None:
         flaw=first_flaw(fields),
         has_loss="lm loss" in fields,
         position=match.start(),
+        is_last=int(match[1]) == int(match[2]),
     )

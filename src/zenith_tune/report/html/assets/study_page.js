@@ -81,6 +81,7 @@ function trialDetail(data, trial) {
     trial.why ? part("Why it was picked", el("p", null, trial.why)) : null,
     trial.cause ? part("Why it failed", el("p", { class: "doctor" }, trial.cause)) : null,
     trial.early ? part("Ended early", el("p", null, trial.early)) : null,
+    trial.start ? part("Start", el("p", null, trial.start)) : null,
     trial.command
       ? part("Command", commandBox(trial.command, `the command of ${nameOf(trial)}`, `copy-${trial.number}`))
       : null,
