@@ -343,7 +343,7 @@ class Study:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no further run is needed to claim the gain: it is clear, or stands after the own command ran again."""
+        """Whether the gain needs no further run: it is clear, or stands after the own command ran again."""
         has_own = self.baseline is not None and self.baseline.is_rerun
         return self.is_clear or (has_own and (self.gain or 0.0) > 0 and not self.is_within_noise)
 
