@@ -150,6 +150,47 @@ def test_points_that_differ_in_batch_and_checkpointing_share_one_start(
     assert seen[0] not in seen[1:] and len(set(seen[-num_shared:])) == 1
 
 
+CHANGES = """
+import collections, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+sys.path.insert(0, {hooks!r})
+from hooks.trainer import change
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, at): return {{"input_ids": torch.full((16,), at), "labels": torch.full((16,), at)}}
+
+model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                     num_attention_heads=4, num_key_value_heads=2))
+calls = collections.Counter()
+def note(layer, given, output):
+    frames, at = 0, sys._getframe()
+    while at := at.f_back:
+        frames += 1
+    calls[tuple(given[0].shape[:1]), str(output.dtype), layer.training, frames] += 1
+args = TrainingArguments("own", per_device_train_batch_size=1, gradient_accumulation_steps=4, bf16=True, use_cpu=True,
+                         max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True)
+trainer = Trainer(model, args, train_dataset=Tokens())
+model.model.layers[0].mlp.down_proj.register_forward_hook(note)
+for size in (1, 2, 1, 4, 1):
+    change(trainer, {{"per_device_train_batch_size": size, "gradient_accumulation_steps": 4 // size}})
+    calls.clear()
+    trainer.train()
+    print("calls", size, trainer.state.global_step, sorted(calls.items()))
+"""
+
+
+def test_a_trainer_that_is_changed_trains_as_one_that_was_made_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHANGES.format(hooks=str(ROOT / "src" / "zenith_tune")))
+    done = run_by_hand(f"{warm_python()} {tmp_path}/train.py", tmp_path)
+    found = [line.split(maxsplit=3) for line in done.stdout.splitlines() if line.startswith("calls")]
+    made, twice, again, whole, last = (calls for _, _, steps, calls in found if steps == "3")
+    assert made == again == last and "(1,), 'torch.bfloat16', True" in made, "in its precision, by the same calls"
+    assert made.endswith("12)]") and twice.endswith("6)]") and whole.endswith("3)]")
+    assert made.replace("(1,)", "(4,)").replace("12)]", "3)]") == whole
+
+
 def events_of(trial: dict[str, Any]) -> list[dict[str, Any]]:
     return hook_events((Path(trial["folder"]) / "log.txt").read_text())
 

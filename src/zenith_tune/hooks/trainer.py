@@ -257,8 +257,6 @@ def change(trainer: Any, values: dict[str, Any]) -> None:
         accelerator.gradient_accumulation_steps = args.gradient_accumulation_steps
     if not args.gradient_checkpointing and getattr(trainer.model, "is_gradient_checkpointing", False):
         trainer.model.gradient_checkpointing_disable()
-    if trainer.model_wrapped is trainer.model:  # training wraps its forward pass again
-        accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     trainer.model.zero_grad(set_to_none=True)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # another shape is compiled as if it were the first
