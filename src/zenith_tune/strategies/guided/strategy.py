@@ -190,7 +190,7 @@ class _Search:
         if outlook is None:
             return "every layout that may run has been tried"
         length = self._job.training.describe(math.exp(self.acquisition.best_log_step))
-        saves = f"the next one would save {format_seconds(outlook.saved_s)} of {length} on average"
+        saves = f"the next one would save {format_seconds(max(outlook.saved_s, 0.0))} of {length} on average"
         return f"more trials would cost more than they save: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:
