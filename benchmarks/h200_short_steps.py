@@ -78,8 +78,8 @@ def run(tree: Path, model: str, mbs: int, gbs: int, more: str) -> Row:
     assert short is not None
     num_steps = len(short.numbers) + NUM_WHOLE
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(tree / "pretrain_gpt.py")]
-    batch = f"--micro-batch-size {mbs} --global-batch-size {gbs} --train-iters {num_steps} --lr 1e-4"
-    log_options = f"--log-throughput --log-interval 1 --log-memory-interval {num_steps} --eval-iters 0 --eval-interval 1000"
+    batch = f"--micro-batch-size {mbs} --global-batch-size {gbs} --train-iters {num_steps} --eval-interval 99 --lr 1e-4"
+    log_options = f"--log-throughput --log-interval 1 --log-memory-interval {num_steps} --eval-iters 0"
     with tempfile.TemporaryDirectory() as folder:
         for name, text in hook_files({"short_steps": asdict(short)}).items():
             path = Path(folder) / name
