@@ -121,8 +121,9 @@ class _Search:
     def expected_best(self) -> Prediction:
         """Return what is expected of the layout that is tried first."""
         index = self.acquisition.first
-        step_s, sd = math.exp(self.acquisition.time.mean[index]), float(self.acquisition.time.sd[index])
-        return Prediction(step_s=step_s, error=sd, by=EXPECTED_BY)
+        time, level_sd = self.acquisition.time, float(self.acquisition.prior.estimate.level_sd[index])
+        error = math.hypot(float(time.sd[index]), level_sd)
+        return Prediction(step_s=math.exp(time.mean[index]), error=error, by=EXPECTED_BY)
 
     def run(self, eval_fn: EvalFunction, direction: Direction) -> None:
         """Pick and learn until nothing is worth a trial."""
