@@ -186,11 +186,12 @@ OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, Usage
 def tried_layouts(
     preset: CompletePreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
 ) -> frozenset[Layout]:
-    """Return the layouts of the points that a preset understands, other than `but`."""
+    """Return the layouts of the points that a preset understands, other than `but`; an empty one is the command's."""
     found: set[Layout] = set()
     for params in points:
         try:
-            layout = preset.planned_layout(command, params) if params else None
+            point = params or preset.own_point(command)
+            layout = preset.planned_layout(command, point) if point else None
             found |= {layout} if layout not in (None, but) else set()
         except OF_ANOTHER_RELEASE:
             continue

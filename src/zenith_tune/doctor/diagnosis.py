@@ -203,7 +203,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
 
 
 def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]:
-    before, after = format_seconds(run.step_s(run.planned)), format_seconds(run.step_s(advice.planned))
+    before, after = format_seconds(run.likely_s(run.planned)), format_seconds(run.likely_s(advice.planned))
     gain = f"{format_gain(advice.gain)} speed ({before} -> {after} a step)"
     found = [
         f"{number}. {advice.finding}",
@@ -265,7 +265,7 @@ def study_diagnosis(preset: CompletePreset, command: str, study: Study) -> list[
     origin = RunOrigin(
         emit=emitted(PresetRegistry.name_of(type(preset)), command),
         unasked=() if trial.params else tuple(preset.implicit_defaults(command)),
-        tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
+        tried=tried_layouts(preset, command, [each.params for each in study.runs], but=layout),
         memory_limit_bytes=study.memory_limit_bytes,
         tries=preset.tries,
     )
