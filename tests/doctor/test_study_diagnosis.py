@@ -71,6 +71,16 @@ def test_an_advised_gain_starts_from_the_measured_step(measured_s: float) -> Non
     assert lines and all(f"({format_seconds(measured_s)} -> " in line for line in lines)
 
 
+def test_a_winner_whose_lever_recomputes_nothing_is_not_advised_to_recompute_less() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    full: Params = {**POINT, "recompute": "full/uniform1"}
+    own = Trial(params=full, outcome=Outcome.OK, value=1.1, step_s=1.1)
+    assert any("recompute full/uniform1 -> none" in line for line in study_diagnosis(preset, COMMAND, study(own)))
+    best = replace(own, params={**full, "modules": "none"})
+    assert not any("recompute" in line for line in study_diagnosis(preset, COMMAND, study(best)))
+
+
 def test_points_that_a_preset_does_not_understand_were_not_tried() -> None:
     preset = MegatronLmPreset(cluster="h100x8")
     preset.bind(COMMAND)

@@ -169,9 +169,14 @@ def run_of_point(preset: CompletePreset, name: str, command: str, params: Mappin
     if subject is None or layout is None:
         problem = f"preset {name} knows no layouts, so that nothing can be estimated"
         raise UsageError(problem, hint="diagnose another command")
+    return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules_of_point(params))
+
+
+def modules_of_point(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the module of selective recomputation that a point names, by a lever or in its layout."""
     kind, _, module = str(params.get("recompute", "")).partition("/")
-    modules = (module,) if kind == "selective" and module else ()
-    return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules)
+    named = str(params.get("modules") or (module if kind == "selective" else ""))
+    return (named,) if named else ()
 
 
 def made_preset(name: str, args: Mapping[str, Any]) -> CompletePreset:

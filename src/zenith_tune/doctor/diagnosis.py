@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
-from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, tried_layouts
+from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, modules_of_point, tried_layouts
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, has_whole_copies, remedies
 from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
@@ -282,7 +282,8 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: 
     )
     try:
         planner = Planner(subject.model, subject.cluster, subject.job)
-        run = DiagnosisInput.of(planner, layout, measured=measured, origin=origin)
+        modules = modules_of_point(trial.params)
+        run = DiagnosisInput.of(planner, layout, measured=measured, recompute_modules=modules, origin=origin)
     except UsageError:  # the run is the user's own, and may break rules that a plan needs
         return []
     return diagnosis_lines(diagnose(run))
