@@ -30,7 +30,7 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
-from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_with_first, tied_within
+from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_within
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps
 from zenith_tune.planner.infeasible import DeadEnd
 from zenith_tune.planner.limits import RISK as RISK
@@ -110,7 +110,7 @@ class Planner:
             global_batch=global_batch,
             risk=risk,
             best=tuple(best[:top]),
-            num_tied=tied_with_first([planned.expected_s for planned in best[:top]], tied),
+            num_tied=min(search.best.num_tied, top),
             tied_within=tied,
             near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, space, risk)),
             front=tuple(self.evaluate_batch(search.front.layouts)),
@@ -314,7 +314,6 @@ class Planner:
             layout=layout,
             step_s=step_s,
             expected_s=float(found.expected_s[row]),
-            step_spread=float(found.step_spread[row]),
             step_interval_s=(step_s * math.exp(low), step_s * math.exp(high)),
             time_parts={name: float(part[row]) for name, part in found.time_parts.items()},
             memory_bytes=float(found.memory_bytes[row]),

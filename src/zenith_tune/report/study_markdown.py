@@ -12,7 +12,7 @@ from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
-from zenith_tune.units import count, format_gain, format_spread, format_value
+from zenith_tune.units import count, format_gain, format_range, format_value
 
 MAX_ROWS = 20
 MAX_CELL = 120
@@ -101,7 +101,7 @@ def _headline(study: Json) -> str:
     counts += ", unfinished" if study["num_unfinished"] else ""
     if best is None:
         return f"No trial has succeeded yet ({counts})."
-    value = f"{format_value(best['value'], study['unit'])}{format_spread(best['half_width'])}"
+    value = f"{format_value(best['value'], study['unit'])}{format_range(best['half_width'])}"
     if study["fastest_is_baseline"]:
         gain = "" if study["gain"] is None else f" Gain: {describe_gain(study)} against your own command."
         return f"Best: your own command, {escaped(value)} ({counts}).{gain}"

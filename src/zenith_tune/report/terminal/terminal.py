@@ -20,7 +20,7 @@ from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import count, format_bytes, format_gain, format_spread, format_value
+from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
 
 GAP = "  "
 MAX_NAMED = 12
@@ -182,7 +182,7 @@ class TerminalReporter(StudyListener):
         who = "your own command" if fastest.is_baseline else f"trial {first.number}"
         label = self._labels.get(first.number, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
-        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.half_width)}")
+        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_range(fastest.half_width)}")
         if not fastest.is_baseline:
             self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
         self._print_gain(study)
@@ -210,7 +210,7 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_spread(study.gain_half_width)}" * study.is_within_noise
+            noise = f", within the noise of{format_range(study.gain_half_width)}" * study.is_within_noise
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)

@@ -20,7 +20,8 @@ def trial_table(study: Study, labels: dict[int, str]) -> Table:
     """Return the trials as a table that fits 80 columns; of a long study, the best ones."""
     rows = _rows(study, _chosen(study))
     unit = next((trial.unit for trial in rows if trial.unit), "")
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=f"value in {unit}" if unit else None)
+    caption = f"value in {unit}, ± half of its 90% range" if unit else None
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold", min_width=16)
     for name in ("outcome", "value", "gain", "memory", "time"):

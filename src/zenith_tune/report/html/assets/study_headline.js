@@ -42,7 +42,7 @@ function studyHeadline(data) {
 
 function resultTiles(data, best) {
   if (!best) return [gainTile(data, best)];
-  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}%` : "";
+  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}% (90%)` : "";
   return [
     gainTile(data, best),
     tile(format.value(best.value), `${format.short(data.unit || "best value", 40)}${spread}`),
