@@ -95,7 +95,7 @@ def fenced(text: str) -> str:
 def _headline(study: Json) -> str:
     number = study["baseline"] if study["fastest_is_baseline"] else study["best_run"]
     best = next((trial for trial in study["trials"] if trial["number"] == number), None)
-    tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
+    tried = [trial for trial in study["trials"] if not trial["is_baseline"] and trial["rerun_of"] is None]
     counts = f"{count(len(tried), 'trial')}, {study['num_failed']} failed"
     counts += f", {study['num_cancelled']} cancelled" if study["num_cancelled"] else ""
     counts += ", unfinished" if study["num_unfinished"] else ""
@@ -111,7 +111,7 @@ def _headline(study: Json) -> str:
         gain = ", with the settings of your own command: no gain"
     again = ", confirmed by a second run" if study["best_reruns"] else ""
     first = next((trial for trial in study["trials"] if trial["number"] == study["best"]), best)
-    name = f"Best: trial {first['number']}, **{escaped(first['label'])}**"
+    name = f"Best: trial {best['name']}, **{escaped(first['label'])}**"
     return f"{name}, {escaped(value)}{gain}{again} ({counts})."
 
 

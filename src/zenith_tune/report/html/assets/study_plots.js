@@ -8,7 +8,7 @@ const kindOf = (data, trial) =>
   ]
     .filter(Boolean)
     .join(" ");
-const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.number}`);
+const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.name}`);
 const tellOf = (data, trial) => [
   `${nameOf(trial)}: ${format.short(trial.label, 80)}`,
   trial.value === null
