@@ -102,7 +102,7 @@ class StudyDigest:
         needed = needed_memory(trials, capacity_bytes)
         trials = [{**trial, "needed": needed.get(trial["number"])} for trial in trials]
         study, fastest = view.study, view.study.fastest
-        ended = [each.trial for each in view.trials if not (each.is_running or each.trial.is_baseline)]
+        ended = [each.trial for each in view.trials if not each.is_running and each.trial.is_searched]
         num_cancelled = sum(trial.outcome is Outcome.CANCELLED for trial in ended)
         with contextlib.suppress(*FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
             study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
@@ -226,6 +226,8 @@ def _snapshot(each: TrialView, label: str) -> Json:
     went_well = trial.ok and not each.is_running
     return {
         "number": each.number,
+        "name": trial.name,
+        "rerun_of": trial.rerun_of,
         "label": label,
         "state": each.state,
         "is_baseline": trial.is_baseline,

@@ -348,8 +348,8 @@ class Study:
         return self.is_clear or (has_own and (self.gain or 0.0) > 0 and not self.is_within_noise)
 
     def counts(self) -> Counter[Outcome]:
-        """Count the trials by outcome."""
-        return Counter(trial.outcome for trial in self.trials)
+        """Count the trials by outcome, without those that ran another one again."""
+        return Counter(trial.outcome for trial in self.trials if not trial.is_rerun)
 
     def time_left_s(self, num_left: int | None) -> float | None:
         """Estimate the seconds for `num_left` more trials, from those that ran."""

@@ -101,6 +101,11 @@ class Trial:
         return f"Trial({name}: {self.outcome}, {found}; {dict(self.params)})"
 
     @property
+    def name(self) -> str:
+        """What tables and lines call it; a run that repeats trial 3 is 3', and your own command is base."""
+        return "base" if self.is_baseline else str(self.number) if self.rerun_of is None else f"{self.rerun_of}'"
+
+    @property
     def mark(self) -> str:
         """What goes behind the trial's label wherever it is shown."""
         return AGAIN if self.is_rerun else ""
@@ -109,6 +114,11 @@ class Trial:
     def is_rerun(self) -> bool:
         """Whether it ran another trial again: it then stands for that one."""
         return self.rerun_of is not None
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether it counts as a trial: neither your own command nor a run that repeats another one."""
+        return not (self.is_baseline or self.is_rerun)
 
     @property
     def key(self) -> RunKey:

@@ -13,6 +13,7 @@ from zenith_tune.errors import CommandError, OwnCommandFails, StudyError, System
 from zenith_tune.evaluators.early_stop import MIN_SAMPLES, Stakes, study_drift
 from zenith_tune.evaluators.failures.failures import (
     FailureKind,
+    ending_lines,
     is_fault_of_the_command,
     refuse_hopeless,
     reported_capacity,
@@ -203,8 +204,8 @@ class StudySession:
         if not is_fault_of_the_command(trial):
             return
         log_path = self._execution.first_log(TrialFolder(trial.folder or self.config.place.folder.path))
-        self._notifier.noted(f"the end of {log_path}:")
-        for line in TrialLog(log_path).tail_lines(NUM_SHOWN_LINES):
+        self._notifier.noted(f"from {log_path}:")
+        for line in ending_lines(log_path, trial.cause, NUM_SHOWN_LINES):
             self._notifier.noted(f"  {mask(line, self.config.secrets)}")
         hint = "fix it, or search without it by --no-baseline"
         raise OwnCommandFails(f"your own command fails: {trial.cause}; {hint}")

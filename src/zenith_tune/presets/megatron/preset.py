@@ -22,6 +22,7 @@ from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever, lever_label
 from zenith_tune.presets.megatron.job import (
+    FULLY_SHARDED,
     MAX_GPUS,
     PRESET,
     MegatronJob,
@@ -145,6 +146,8 @@ def _log(job: MegatronJob) -> list[str]:
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+REPLACED = {"zero": {"fsdp", "torch_fsdp2"}, "recompute": {MODULES}}
+"""Levers that take the place of what a point says."""
 
 
 P = TypeVar("P", bound=PointSpace)
@@ -226,7 +229,14 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
         return self._space.planned_layouts(table)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return self._of(command).planned_layout(params)
+        """Return the layout of a point; with levers, which may recompute or shard otherwise, that of its command."""
+        space = self._of(command)
+        layout = space.planned_layout(params)
+        if params.keys() <= space.choices.keys():
+            return layout
+        final = read_job(self.apply_parameters(command, params), self._given)
+        at, zero = final.start, FULLY_SHARDED if final.is_fully_sharded else final.start.zero
+        return replace(layout, zero=zero, recompute=at.recompute, recompute_layers=at.recompute_layers)
 
     def tries(self, layout: Layout) -> bool:
         return self._usual_space.tries(layout)
@@ -301,13 +311,14 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""
+        replaced = {name for name, levers in REPLACED.items() if levers & params.keys()}
         words = [f"{name.upper()}{params[name]}" for name in SIZES if params[name] != 1]
-        if "zero" in params:
+        if "zero" in params.keys() - replaced:
             words.append(f"Z{params['zero']}")
         words.append(f"mbs{params['mbs']}")
         if "sequence_parallel" in params and params["tp"] != 1:
             words.append("SP" if params["sequence_parallel"] else "no SP")
-        if params["recompute"] != "none":
+        if params["recompute"] != "none" and "recompute" not in replaced:
             words.append(str(params["recompute"]))
         if params.get("overlap", "none") != "none":
             words.append(f"overlap {params['overlap']}")
