@@ -6,7 +6,7 @@
 Whole studies of strategy guided, with every part as it is but for the runner: it "runs" a layout of a recorded
 landscape (ZENITHTUNE_DATA) by writing the lines that Megatron-LM would, on a clock of its own. When a run ends, what is
 tried next and what is confirmed is decided by the package that is imported, so that two commits can be compared: each
-label is a column of the same page.
+label is a column of the same page. A commit from before `Runner.clock` needs that patched in.
 
 A case is a landscape with an own command drawn from its layouts, how much iterations differ, how much two launches of
 one command differ, and a seed.
@@ -424,7 +424,7 @@ Whole studies of strategy guided over {sum(map(len, PLACES.values()))} recorded 
 (`benchmarks/study_cost.py`): start-up {START_UP_S:g} s, a first iteration of {FIRST_SLOWER:g} times the others and a second of {SECOND_SLOWER:g}
 times, at most {NUM_ITERATIONS} iterations; own commands drawn from the recorded layouts that take at most {MOST_SLOWER:g} times as long as
 the best; a calibration that has not seen the landscape, and no earlier study on the machine. GPU-seconds are the job's
-seconds times its GPUs.
+seconds times its GPUs. `before` is its commit with no more than `Runner.clock` patched in.
 """  # noqa: E501
 
 

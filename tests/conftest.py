@@ -129,6 +129,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Skip the test modules of a sibling package that is not installed: its torch may have no wheel for this Python."""
+    report = yield
+    missing = re.search(r"No module named '(zenith_\w+)'", str(report.longrepr)) if report.failed else None
+    if missing is not None and not is_required("engines"):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {missing[1]} is not installed")
+    return report
+
+
 @pytest.fixture(autouse=True, scope="session")
 def nothing_is_kept_on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what studies learn away from the user's own files, also in the processes that tests start."""

@@ -64,6 +64,15 @@ def format_spread(fraction: float | None) -> str:
     return "" if fraction is None else f" ±{fraction * 100:.1f}%"
 
 
+def format_range(half_width: float | None) -> str:
+    """Write half of a 90% interval behind a value, with its name.
+
+    >>> format_range(0.012), format_range(None)
+    (' ±1.2% (90%)', '')
+    """
+    return "" if half_width is None else f"{format_spread(half_width)} (90%)"
+
+
 def count(number: int, noun: str) -> str:
     """Write how many there are of something.
 

@@ -16,6 +16,7 @@ from tests.command_runs import Run, as_json, running
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
 from tests.doctor.causes import logs
+from tests.mentions import mentions
 from tests.report.studies import BEST, recorded
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyFolder, trial_folder
@@ -409,6 +410,20 @@ def test_a_log_of_another_trainer_alone_has_its_speed(doctor: Doctor, tmp_path: 
     died = tmp_path / "died.log"
     died.write_text(log + logs.CRASH)
     assert doctor(str(died)).code == 1
+
+
+def test_a_log_of_the_trainer_is_not_asked_for_arguments_of_megatron(doctor: Doctor, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(logs.TRAINER)
+    shown = as_json(doctor(str(path), "--model", "llama3-8b", "--json"))
+    assert "Megatron" not in shown["not_planned"] and "-- COMMAND" in shown["not_planned"]
+
+
+def test_a_cluster_of_more_gpus_than_the_command_starts_is_no_secret(doctor: Doctor) -> None:
+    shown = as_json(doctor("--cluster", "h100x64", "--json", "--", *LAUNCH, *PIPELINE))
+    assert shown["cluster"] == "h100x8" and mentions(shown["cluster_reason"], "h100x64", "64 GPUs", "8")
+    assert shown["cluster_reason"] in doctor("--cluster", "h100x64", "--", *LAUNCH, *PIPELINE).out
+    assert "cluster_reason" not in as_json(doctor(*H100, "--json", "--", *LAUNCH, *PIPELINE))
 
 
 def test_a_model_of_small_layers_is_held_up_by_the_host(doctor: Doctor) -> None:

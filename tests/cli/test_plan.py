@@ -22,7 +22,16 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
 def test_the_best_layouts_are_shown_with_all_that_a_choice_needs(plan: Plan) -> None:
     done = plan(*LLAMA, "--top", "3")
     assert done.code == 0 and done.err == ""
-    for word in ("llama3-8b (8.0B parameters) on h100x8", "tok/s/GPU", "MFU", "OOM", "bound by", "step time", "memory"):
+    for word in (
+        "llama3-8b (8.0B parameters) on h100x8",
+        "counted",
+        "(90%)",
+        "MFU",
+        "OOM",
+        "bound by",
+        "step time",
+        "memory",
+    ):
         assert word in done.out
     for word in ("optimizer", "activations", "layouts considered", "not tried:"):
         assert word in done.out

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.doctor.runs import run_of
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.doctor.diagnosed_run import tried_layouts
@@ -12,7 +14,7 @@ from zenith_tune.presets.parts import completed
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.units import GIB
+from zenith_tune.units import GIB, format_seconds
 
 RUN = run_of("TP2 PP4 mbs1 SP Z1", gbs=8)
 SUBJECT = PlanSubject(model=RUN.planner.model, cluster=RUN.planner.cluster, job=RUN.planner.job)
@@ -60,13 +62,39 @@ def test_what_the_study_has_tried_is_not_proposed_again() -> None:
     assert proposed not in study_diagnosis(preset, COMMAND, study(own, slower))
 
 
+@pytest.mark.parametrize("measured_s", [0.8, 1.3, 1.9])
+def test_an_advised_gain_starts_from_the_measured_step(measured_s: float) -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    own = Trial(params={}, outcome=Outcome.OK, value=measured_s, step_s=measured_s, is_baseline=True)
+    lines = [line for line in study_diagnosis(preset, COMMAND, study(own)) if "predicted +" in line]
+    assert lines and all(f"({format_seconds(measured_s)} -> " in line for line in lines)
+
+
+def test_a_winner_whose_lever_recomputes_nothing_is_not_advised_to_recompute_less() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    full: Params = {**POINT, "recompute": "full/uniform1"}
+    own = Trial(params=full, outcome=Outcome.OK, value=1.1, step_s=1.1)
+    assert any("recompute full/uniform1 -> none" in line for line in study_diagnosis(preset, COMMAND, study(own)))
+    best = replace(own, params={**full, "modules": "none"})
+    assert not any("recompute" in line for line in study_diagnosis(preset, COMMAND, study(best)))
+
+
 def test_points_that_a_preset_does_not_understand_were_not_tried() -> None:
     preset = MegatronLmPreset(cluster="h100x8")
     preset.bind(COMMAND)
     layout = preset.planned_layout(COMMAND, POINT)
-    points: list[Params] = [{}, POINT, {"tp": "many"}]
+    points: list[Params] = [POINT, {"tp": "many"}]
     assert tried_layouts(preset, COMMAND, points, but=replace(layout, tp=1)) == {layout}
     assert tried_layouts(preset, COMMAND, points, but=layout) == frozenset()
+
+
+def test_the_layout_of_the_users_own_command_was_tried_too() -> None:
+    preset = MegatronLmPreset(cluster="h100x8")
+    preset.bind(COMMAND)
+    own = preset.planned_layout(COMMAND, preset.own_point(COMMAND) or {})
+    assert tried_layouts(preset, COMMAND, [{}, POINT], but=preset.planned_layout(COMMAND, POINT)) == {own}
 
 
 def test_a_study_whose_trials_ran_out_of_memory_gets_what_helps() -> None:

@@ -7,13 +7,16 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engines.conftest import ENGINE_ENV, PRETRAIN_GPT
 from tests.warm_process import warm_python
+from zenith_tune.hooks.injection import hook_files
 
 pytestmark = pytest.mark.usefixtures("megatron_core")
 
@@ -57,6 +60,27 @@ def test_layouts_of_two_processes_train_as_one_process_does() -> None:
     assert expected[-1] < expected[0] - 0.1, "one process learns"
     for options, losses in zip(LAYOUTS, found, strict=True):
         assert losses == pytest.approx(expected, rel=1e-5), options
+
+
+def written(folder: Path) -> str:
+    """Return a folder with a hook that lets the first steps of 16 micro-batches have fewer."""
+    for name, text in hook_files({"short_steps": {"numbers": [2, 2, 4], "whole": 16}}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder / "hook")
+
+
+@pytest.mark.parametrize("ranks", ["01", "0", pytest.param("1", marks=pytest.mark.slow)])
+def test_first_steps_have_fewer_micro_batches_where_every_rank_knows(tmp_path: Path, ranks: str) -> None:
+    hooked = f'[[ {ranks} == *$LOCAL_RANK* ]] && export PYTHONPATH={written(tmp_path)}:$PYTHONPATH; exec "$@"'
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", "bash", "-c"]
+    options = "--pipeline-model-parallel-size 2 --global-batch-size 16 --train-iters 5"
+    program = [sys.executable, str(PRETRAIN_GPT), *f"{MODEL} {options}".split()]
+    done = run([sys.executable, *launcher, hooked, "bash", *program])
+    assert done.returncode == 0, done.stderr[-2000:]
+    batches = [int(size) for size in re.findall(r"global batch size: +(\d+)", done.stdout)]
+    assert batches == ([2, 2, 4, 16, 16] if ranks == "01" else [16] * 5)
+    assert ("short_steps" in done.stdout) == (ranks == "01")
 
 
 def study(zenithtune: Tune, command: list[str], *options: str, code: int = 0) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from tests.describe.fake_smi import install
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 from tests.warm_process import warm_python
+from zenith_tune.hooks.injection import hook_events
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 SCRIPT = """
@@ -78,7 +79,7 @@ def tune(
     (folder / "train.py").write_text(script)
     env = {**ENGINE_ENV, "PATH": f"{folder}:{os.environ['PATH']}"}
     options = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
-    command = (python or warm_python(), str(folder / "train.py"), *arguments)
+    command = (*shlex.split(python or warm_python()), str(folder / "train.py"), *arguments)
     given = ("--n-trials", "1", "--args", f"levers=none,steps=6,{preset_args}", *strategy)
     done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -117,6 +118,83 @@ def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(
     assert not (tmp_path / "own").exists(), "nothing is saved, neither by the trials nor by the baseline"
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "search", "num_trials"), [(1, "default", 5), pytest.param(2, "mbs", 2, marks=pytest.mark.slow)]
+)
+def test_points_that_differ_in_batch_and_checkpointing_share_one_start(
+    zenithtune: Tune, tmp_path: Path, num_ranks: int, search: str, num_trials: int
+) -> None:
+    own = ("--output_dir", "own", "--per_device_train_batch_size", "1", "--use_cpu", "--gradient_accumulation_steps=4")
+    script = (ROOT / "examples" / "trainer_train.py").read_text()
+    every = ("--n-trials", str(num_trials), "--strategy", "grid")
+    launcher = f" -m torch.distributed.run --standalone --nproc-per-node {num_ranks}" if num_ranks > 1 else ""
+    given = f"mbs_max=4,search={search}"
+    _, study = tune(
+        zenithtune, tmp_path, script, *own, preset_args=given, strategy=every, python=warm_python() + launcher
+    )
+    base, *trials = study["trials"]
+    assert [trial["outcome"] for trial in trials] == ["ok"] * num_trials
+    seen = []
+    for trial in (base, *trials):
+        made, *others = [event for event in events_of(trial) if event["event"] == "trainer"]
+        assert len(others) == num_ranks - 1, "each rank"
+        steps = [event for event in events_of(trial) if event["event"] == "step"]
+        point = trial["parameters"] or {"mbs": 1, "checkpointing": False}
+        batch = (made["arguments"]["per_device_train_batch_size"], steps[-1]["passes"], steps[-1]["samples"])
+        assert batch == (point["mbs"], 4 // point["mbs"], 4 * num_ranks), trial
+        assert made["arguments"]["gradient_checkpointing"] == point["checkpointing"]
+        assert [step["step"] for step in steps][:6] == [1, 2, 3, 4, 5, 6]
+        seen.append(tuple(sorted(event["process"] for event in (made, *others))))
+    # Another micro-batch than one's own must have gone well before one is set in its place.
+    num_shared = num_trials - (search == "default")
+    assert seen[0] not in seen[1:] and len(set(seen[-num_shared:])) == 1
+
+
+CHANGES = """
+import collections, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+sys.path.insert(0, {hooks!r})
+from hooks.trainer import change
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, at): return {{"input_ids": torch.full((16,), at), "labels": torch.full((16,), at)}}
+
+model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                     num_attention_heads=4, num_key_value_heads=2))
+calls = collections.Counter()
+def note(layer, given, output):
+    frames, at = 0, sys._getframe()
+    while at := at.f_back:
+        frames += 1
+    calls[tuple(given[0].shape[:1]), str(output.dtype), layer.training, frames] += 1
+args = TrainingArguments("own", per_device_train_batch_size=1, gradient_accumulation_steps=4, bf16=True, use_cpu=True,
+                         max_steps=3, report_to="none", save_strategy="no", disable_tqdm=True)
+trainer = Trainer(model, args, train_dataset=Tokens())
+model.model.layers[0].mlp.down_proj.register_forward_hook(note)
+for size in (1, 2, 1, 4, 1):
+    change(trainer, {{"per_device_train_batch_size": size, "gradient_accumulation_steps": 4 // size}})
+    calls.clear()
+    trainer.train()
+    print("calls", size, trainer.state.global_step, sorted(calls.items()))
+"""
+
+
+def test_a_trainer_that_is_changed_trains_as_one_that_was_made_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHANGES.format(hooks=str(ROOT / "src" / "zenith_tune")))
+    done = run_by_hand(f"{warm_python()} {tmp_path}/train.py", tmp_path)
+    found = [line.split(maxsplit=3) for line in done.stdout.splitlines() if line.startswith("calls")]
+    made, twice, again, whole, last = (calls for _, _, steps, calls in found if steps == "3")
+    assert made == again == last and "(1,), 'torch.bfloat16', True" in made, "in its precision, by the same calls"
+    assert made.endswith("12)]") and twice.endswith("6)]") and whole.endswith("3)]")
+    assert made.replace("(1,)", "(4,)").replace("12)]", "3)]") == whole
+
+
+def events_of(trial: dict[str, Any]) -> list[dict[str, Any]]:
+    return hook_events((Path(trial["folder"]) / "log.txt").read_text())
+
+
 @pytest.mark.slow
 def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_command(
     zenithtune: Tune, tmp_path: Path
@@ -132,6 +210,7 @@ def test_arguments_in_python_are_set_by_the_hook_in_trials_and_in_the_best_comma
     # As for the best command, which may be the user's own on a machine that is busy.
     settings = {"set": {"per_device_train_batch_size": 1, "max_steps": 2}}
     (hook / "hooks.json").write_text(json.dumps({"trainer": settings}))
+    (hook / "zenithtune_hooks" / "stages.py").unlink()
     done = run_by_hand(f"PYTHONPATH={hook} {warm_python()} {tmp_path}/train.py", tmp_path)
     assert "trained 1 2 False" in done.stdout and (tmp_path / "mine").exists()
 

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from zenith_tune.hooks.injection import hook_events, hook_files, without_code
+from tests.requirements import need_module
+from zenith_tune.hooks.injection import hook_events, hook_files, start_line, start_seconds, without_code
 from zenith_tune.hooks.process import PREFIX
 
-HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "trainer")
-ALL = hook_files({name: {} for name in HOOKS}, "model", "longest")
+HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "short_steps", "trainer")
+ALL = hook_files({name: {} for name in HOOKS}, "model", "longest", "orders")
+TRAINS = """
+import time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+time.sleep(0.5)
+for batch in torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4):
+    model(batch).sum().backward()
+    time.sleep(0.3)
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize("prefix", [PREFIX, "zenithtune-accelerate: "])
@@ -33,3 +48,23 @@ def test_the_settings_of_hooks_identify_a_trial_and_their_code_does_not() -> Non
     assert without_code(hook_files({"trainer": {"set": {"a": 1}}})) != without_code(
         hook_files({"trainer": {"set": {}}})
     )
+
+
+def test_a_trial_times_the_stages_of_its_start_and_the_best_command_does_not(tmp_path: Path) -> None:
+    need_module("engines", "torch")
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    for folder in ("hook", "best"):
+        for name, text in hook_files({"optimizer": {}}, folder=folder).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    logs = {}
+    for folder in ("hook", "best"):
+        env = {**os.environ, "PYTHONPATH": str(tmp_path / folder)}
+        done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        logs[folder] = done.stderr
+    found = start_seconds(logs["hook"])
+    assert list(found) == ["launch", "imports", "building", "first_step"]
+    assert found["building"] >= 0.5 and found["first_step"] >= 0.3 and "building" in start_line(found)
+    assert not start_seconds(logs["best"])

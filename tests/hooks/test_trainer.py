@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from zenith_tune.hooks.orders import Orders
 from zenith_tune.hooks.process import PREFIX
 from zenith_tune.hooks.trainer import Arguments, TokenCount, TrainerWatch
 
+NO_ORDERS = Orders("no such trial/hook")
+CALLBACKS = SimpleNamespace(TrainerCallback=object)
 VALUES = {"per_device_train_batch_size": 2, "save_strategy": "no", "of_a_later_release": 1}
 
 
@@ -88,10 +91,12 @@ class EarlyStoppingCallback:
 
 def test_a_trainer_says_what_it_was_made_with_and_ends_the_program(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    watch = TrainerWatch(["per_device_train_batch_size", "optim", "not_there"], ["json", "no_such_package"], 3)
+    watch = TrainerWatch(
+        ["per_device_train_batch_size", "optim", "not_there"], ["json", "no_such_package"], 3, NO_ORDERS
+    )
     kind = type("Trainer", (Trainer,), {})
     watch.install_trainer(SimpleNamespace(Trainer=kind))
-    args = SimpleNamespace(per_device_train_batch_size=4, optim=SimpleNamespace(value="adamw"), world_size=2, n_gpu=1)
+    args = SimpleNamespace(per_device_train_batch_size=4, optim=SimpleNamespace(value="adamw"), world_size=1, n_gpu=1)
     trainer = kind(args)
     with pytest.raises(SystemExit) as ended:
         trainer.train("checkpoint-1000")
@@ -99,7 +104,7 @@ def test_a_trainer_says_what_it_was_made_with_and_ends_the_program(capfd: pytest
     assert [type(each) for each in trainer.callback_handler.callbacks] == [object]
     event = json.loads(capfd.readouterr().err.removeprefix(PREFIX))
     assert event["arguments"] == {"per_device_train_batch_size": 4, "optim": "adamw"}
-    assert (event["world"], event["packages"], event["checkpointing"]) == (2, ["json"], True)
+    assert (event["world"], event["packages"], event["checkpointing"]) == (1, ["json"], True)
 
 
 def test_a_trial_ends_after_enough_updates_for_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +112,7 @@ def test_a_trial_ends_after_enough_updates_for_long_enough(monkeypatch: pytest.M
     monkeypatch.setattr("zenith_tune.hooks.trainer.time.monotonic", lambda: now[0])
     ended_at = []
     for seconds, least_s in ((1.0, 10.0), (4.0, 10.0), (1.0, 0.0)):
-        callback = TrainerWatch([], [], 3).end_in_time(object, least_s)
+        callback = TrainerWatch([], [], 3, NO_ORDERS).end_in_time(None, CALLBACKS, least_s)
         control = SimpleNamespace(should_training_stop=False)
         for step in range(1, 100):
             now[0] += seconds
@@ -130,7 +135,7 @@ def test_the_parser_tells_where_arguments_come_from() -> None:
 
         parse_yaml_file = parse_json_file
 
-    watch = TrainerWatch([], [], 3)
+    watch = TrainerWatch([], [], 3, NO_ORDERS)
     watch.install_parser(SimpleNamespace(HfArgumentParser=HfArgumentParser))
     parser = HfArgumentParser()
     assert parser.parse_args_into_dataclasses() == "parsed" and watch.read_from == "options"
@@ -138,13 +143,13 @@ def test_the_parser_tells_where_arguments_come_from() -> None:
 
 
 def test_a_program_that_trains_without_a_trainer_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    watch = TrainerWatch([], [], 2)
+    watch = TrainerWatch([], [], 2, NO_ORDERS)
     for _ in range(2):
         watch.stepped()
     with pytest.raises(SystemExit):
         watch.stepped()
     assert json.loads(capfd.readouterr().err.removeprefix(PREFIX)) == {"event": "no_trainer"}
-    watch = TrainerWatch([], [], 0)
+    watch = TrainerWatch([], [], 0, NO_ORDERS)
     watch.is_training = True
     watch.stepped()
 

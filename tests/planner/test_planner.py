@@ -12,8 +12,9 @@ from tests.planner.planners import planner
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout, parse_values
-from zenith_tune.layouts.layout_batch import LayoutBatch, layout_at
+from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, layout_at
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.best_layouts import complexity
 from zenith_tune.planner.plan import Obstacle
 from zenith_tune.planner.planner import NEAR_MEMORY, RISK, Planner
 from zenith_tune.units import format_seconds
@@ -45,9 +46,22 @@ def test_of_layouts_that_tie_the_simplest_is_listed_first() -> None:
     fastest = int(np.argmin(np.where(found.oom_probability < RISK, found.expected_s, np.inf)))
     assert layouts.vp[fastest] > 4 >= best.layout.vp, "the premise: many chunks are a little faster"
     assert found.expected_s[fastest] < best.expected_s < found.expected_s[fastest] * (1 + plan.tied_within)
-    ties = [planned.expected_s for planned in plan.best[: plan.num_tied]]
-    assert plan.num_tied > 1 and max(ties) <= min(ties) * (1 + plan.tied_within)
-    assert plan.best[plan.num_tied].expected_s > min(ties) * (1 + plan.tied_within)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "gbs"),
+    [("llama3-70b", "gb200x72", 576), ("llama3-70b", "h100x128", 512), ("mixtral-8x7b", "h100x64", 256)],
+)
+def test_of_layouts_that_are_said_to_tie_none_is_simpler_than_the_first(model: str, cluster: str, gbs: int) -> None:
+    plan = planner(model, cluster).plan(gbs)
+    ties = plan.best[: plan.num_tied]
+    times, costs = [each.expected_s for each in ties], complexity(batch_of([each.layout for each in ties]))
+    assert plan.num_tied > 1 and max(times) <= min(times) * (1 + plan.tied_within)
+    assert costs[0] == min(costs)
+
+
+def test_no_more_layouts_tie_than_are_listed() -> None:
+    assert planner("mixtral-8x7b", "h100x64").plan(256, top=2).num_tied == 2
 
 
 def test_the_list_is_sorted_but_for_ties_distinct_and_fits() -> None:

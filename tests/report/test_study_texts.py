@@ -32,7 +32,7 @@ def study(tmp_path: Path) -> dict[str, Any]:
 
 def test_markdown_shows_best_command_trials_failures_and_doctor(study: dict[str, Any]) -> None:
     text = study_markdown(study)
-    assert "trial 4, **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.6%, **+22.0%**" in text
+    assert "trial 4, **TP2 PP2 mbs1 full**, 61,000 tokens/s ±1.6% (90%), **+22.0%**" in text
     assert f"--trial {BEST}\n```" in text
     cells = (str(BEST), "TP2 PP2 mbs1 full", "ok", "61,000 ±1.6%", "+22.0%", "4.3 s", "61.0 GiB")
     assert f"| {' | '.join(cells)} |" in text
@@ -113,7 +113,7 @@ def test_a_study_whose_own_command_is_the_fastest_has_no_gain(tmp_path: Path, st
     slower = digest(tmp_path / "two", BASELINE, ok(2, 2, 1, 46_300.0), name="t")
     text = study_markdown(slower)
     (headline,) = (line for line in text.splitlines() if line.startswith("Best:"))
-    assert "own command, 50,000 tokens/s ±1.6% (1 trial, 0 failed). " in headline
+    assert "own command, 50,000 tokens/s ±1.6% (90%) (1 trial, 0 failed). " in headline
     assert "none; " in headline and "-7.4%" in headline and "**" not in headline
     (row,) = (row for row in compared(study, slower)["summary"] if row[0].startswith("gain"))
     assert row[1] == "+22.0%" and row[2].startswith("none; ") and row[2].endswith("-7.4%")

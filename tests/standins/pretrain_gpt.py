@@ -11,7 +11,11 @@ in flight, of which full recomputation keeps 2 and all of one layer, selective 3
 Time rule: 6 * parameters * tokens at 400 TFLOP/s per GPU, times factors: 5% for each doubling of tp, cp and etp, 4% of
 ep; (mbs + 0.3) / mbs for small kernels; 33% for full recomputation of all layers, 3% selective; and the bubble
 (pp - 1) / (vp * micro-batches). Switches beside the layout have the factors of EFFECTS on time and memory, where the
-layout has what they need; what Megatron switches off again has none and is dumped as off.
+layout has what they need; what Megatron switches off again has none and is dumped as off. `--standin-fixed-s` and
+`--standin-noise` add seconds to each step, and a relative deviation that is drawn anew for each; with
+`--standin-pace` a step takes so many seconds for each that it states.
+
+Where the tree has Megatron's calculator of micro-batches, each step has as many as that says when the loop asks it.
 """
 
 from __future__ import annotations
@@ -19,9 +23,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
 import re
 import sys
+import time
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 GIB, MIB = 2**30, 2**20
 VERSIONS = {"0.7": (0, 7), "0.12": (0, 12), "0.13": (0, 13), "0.16": (0, 16), "0.20": (0, 20)}
@@ -118,6 +126,9 @@ def read_options(words: list[str]) -> argparse.Namespace:
     first.add_argument("--standin-version", choices=VERSIONS, default="0.20")
     first.add_argument("--standin-memory-gib", type=float, default=80.0)
     first.add_argument("--standin-switches-off", default="", help="an argument that has no effect here")
+    first.add_argument("--standin-fixed-s", type=float, default=0.0)
+    first.add_argument("--standin-noise", type=float, default=0.0)
+    first.add_argument("--standin-pace", type=float, default=0.0)
     own, rest = first.parse_known_args(words)
     parser = argparse.ArgumentParser(allow_abbrev=False, prog="pretrain_gpt.py")
     for name, default in {**dict.fromkeys(OPTIONAL_COUNTS.split()), **COUNTS}.items():
@@ -131,6 +142,7 @@ def read_options(words: list[str]) -> argparse.Namespace:
     _add_levers(parser, VERSIONS[own.standin_version])
     _add_newer(parser, VERSIONS[own.standin_version])
     options = parser.parse_args(rest)
+    options.fixed_s, options.noise, options.pace = own.standin_fixed_s, own.standin_noise, own.standin_pace
     options.version, options.memory_gib = VERSIONS[own.standin_version], own.standin_memory_gib
     if own.standin_switches_off:
         setattr(options, own.standin_switches_off, False)
@@ -188,7 +200,8 @@ class Training:
         if self.gbs % (self.mbs * self.dp):
             factors = f"micro batch size ({self.mbs}) times data parallel size ({self.dp})"
             raise AssertionError(f"global batch size ({self.gbs}) is not divisible by {factors}")
-        self.num_micro_batches = self.gbs // (self.mbs * self.dp)
+        self.num_micro_batches = self.looped = self.gbs // (self.mbs * self.dp)
+        self.consumed = 0
         experts = self.etp * self.ep * self.pp
         if self.options.version < SINCE["expert-tensor-parallel-size"]:
             if self.dp % self.ep:
@@ -346,7 +359,8 @@ class Training:
             min(1, options.recompute_num_layers * self.vp / num_layers) if options.recompute_method == "block" else 1
         )
         again = {"full": 1 + 0.33 * share, "selective": 1.03, None: 1.0}[self.granularity]
-        return float(time_s * again * self.effects()[0])
+        noise = random.gauss(1, options.noise)
+        return float(time_s * again * self.effects()[0] + options.fixed_s) * noise
 
 
 def expanded(layout: str) -> str:
@@ -368,7 +382,7 @@ def print_header(training: Training) -> None:
     sizes = f"tensor-model-parallel size: {training.tp}, pipeline-model-parallel size: {training.pp}"
     print(f"{dense}, context-parallel size: {training.cp}{hierarchy}, {sizes}")
     print("------------------------ arguments ------------------------")
-    hidden = ("version", "memory_gib")
+    hidden = ("version", "memory_gib", "fixed_s", "noise", "pace")
     for name, value in sorted(vars(training.options).items()):
         if name not in hidden:
             print(f"  {name} {'.' * (48 - len(name))} {value}")
@@ -379,6 +393,7 @@ def iteration_line(training: Training, iteration: int) -> str:
     """Return one line as the release prints it."""
     options, version = training.options, training.options.version
     step_s = training.step_s() * (4 if iteration == 1 else 1)
+    time.sleep(step_s * options.pace)
     now = datetime.now()
     stamp = f"{now:%Y-%m-%d %H:%M:%S.%f}" if version >= (0, 16) else f"{now:%Y-%m-%d %H:%M:%S}"
     dense, experts = training.parameters()
@@ -386,7 +401,7 @@ def iteration_line(training: Training, iteration: int) -> str:
     tflops = 6 * active * training.gbs * options.seq_length / training.world / step_s / 1e12
     fields = [
         f" [{stamp}] iteration {iteration:8d}/{options.train_iters:8d}",
-        f"consumed samples: {iteration * training.gbs:12d}",
+        f"consumed samples: {training.consumed:12d}",
         f"elapsed time per iteration (ms): {step_s * 1000:.1f}",
         *([f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}"] if options.log_throughput else []),
         f"learning rate: {1e-4:.6E}",
@@ -429,13 +444,39 @@ def train(training: Training) -> None:
         free = f"GPU 0 has a total capacity of {options.memory_gib:.2f} GiB of which 412.00 MiB is free."
         wanted = f"Tried to allocate {used_bytes / GIB - options.memory_gib + 0.5:.2f} GiB."
         raise SystemExit(f"[rank0]: torch.OutOfMemoryError: CUDA out of memory. {wanted} {free}")
+    calculator = microbatch_calculator(training)
     for iteration in range(1, options.train_iters + 1):
+        if calculator is not None:
+            ask(calculator, training)
+        training.consumed += training.gbs
+        used_bytes = max(used_bytes if iteration > 1 else 0.0, training.memory_bytes())
         if is_speaking and iteration % options.log_interval == 0:
             print(iteration_line(training, iteration), flush=True)
         if iteration == min(2, options.train_iters):
             for rank in ranks:
                 if rank // (training.tp * training.cp) % training.dp == 0:
                     print(memory_line(rank, iteration, used_bytes / MIB), flush=True)
+
+
+def microbatch_calculator(training: Training) -> Any:
+    """Return the tree's own calculator; None where it has none, as releases before 0.8."""
+    if not (Path(__file__).parent / "megatron" / "core" / "num_microbatches_calculator.py").exists():
+        return None
+    from megatron.core import num_microbatches_calculator as found
+
+    found.init_num_microbatches_calculator(0, None, training.gbs, training.mbs, training.dp)
+    return found
+
+
+def ask(calculator: Any, training: Training) -> None:
+    """Take the micro-batches of the next step, as Megatron's loop does."""
+    calculator.update_num_microbatches(training.consumed, consistency_check=False, verbose=True)
+    if training.consumed and calculator.get_num_microbatches() != training.looped:
+        raise AssertionError("Number of microbatches should not decrease, and another one is saved as a checkpoint")
+    training.looped = calculator.get_num_microbatches()
+    calculator.update_num_microbatches(training.consumed, consistency_check=True, verbose=True)
+    training.num_micro_batches = calculator.get_num_microbatches()
+    training.gbs = training.num_micro_batches * training.mbs * training.dp
 
 
 if __name__ == "__main__":

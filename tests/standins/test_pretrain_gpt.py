@@ -49,6 +49,14 @@ def placed(folder: Path, version: str) -> Path:
     return Path(shutil.copy(STANDIN, folder))
 
 
+def placed_with_calculator(folder: Path, version: str = "0.20") -> Path:
+    """Return the same with the calculator by which Megatron's loop asks for the micro-batches of each step."""
+    script = placed(folder, version)
+    (folder / "megatron" / "core" / "__init__.py").touch()
+    shutil.copy(STANDIN.parent / "num_microbatches_calculator.py", folder / "megatron" / "core")
+    return script
+
+
 @pytest.mark.parametrize(
     ("model", "version"),
     [

@@ -86,7 +86,7 @@ def test_a_gain_many_times_the_noise_is_clear_and_a_smaller_one_is_to_be_confirm
 
 
 def test_a_gain_that_held_when_the_own_command_ran_again_is_confirmed_if_that_settles_it() -> None:
-    settled, open_ = study_with(trial(1, 143.0), again=100.1), study_with(trial(1, 101.5), again=100.1)
+    settled, open_ = study_with(trial(1, 143.0), again=100.1), study_with(trial(1, 100.5), again=100.1)
     assert verdict_of(settled, Budget(), num_gpus=1).is_confirmed
     assert not verdict_of(open_, Budget(), num_gpus=1).is_confirmed
 

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.presets.parts import ConfirmingRun
-from zenith_tune.record.source import find_study
+from zenith_tune.record.source import find_study, studies_in
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.report.study_markdown import study_markdown
+from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.serve.study_index import listed_study
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import MAX_RERUNS, Study
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import count
 
 COMMAND = "sh -c 'n=$(cat {count} 2>/dev/null || echo 0); echo $((n+1)) > {count}; echo value: $(({values}))' x0"
 """Prints a value that may depend on x, its own last word, and on n, how many runs there were before."""
@@ -36,6 +41,12 @@ def confirmed(
     tmp_path: Path, values: str, choices: tuple[int, ...] = (1, 2, 3), num: int | None = None, **options: Any
 ) -> tuple[Study, Witness]:
     witness = Witness()
+    tuned(tmp_path, values, choices, num, **{"listener": witness, **options})
+    assert witness.end is not None
+    return witness.end.study, witness
+
+
+def tuned(tmp_path: Path, values: str, choices: tuple[int, ...], num: int | None = None, **options: Any) -> None:
     command = COMMAND.replace("{count}", str(tmp_path / "count")).replace("{values}", values)
     own = command.replace("$x", "0")
 
@@ -43,10 +54,7 @@ def confirmed(
         def apply_parameters(self, _: str, params: Mapping[str, Value]) -> str:
             return super().apply_parameters(command, params)
 
-    options = {"confirm": True, "listener": witness, **options}
-    tune(tmp_path, own, Preset(choices), **options).optimize(num)
-    assert witness.end is not None
-    return witness.end.study, witness
+    tune(tmp_path, own, Preset(choices), **{"confirm": True, **options}).optimize(num)
 
 
 SEARCHED = [(True, False), (False, False), (False, False), (False, False)]
@@ -54,19 +62,19 @@ SEARCHED = [(True, False), (False, False), (False, False), (False, False)]
 
 
 @pytest.mark.parametrize(
-    ("gain_percent", "reruns", "how"),
-    [(1, [(True, True), (False, True)], "confirmed"), (10, [(True, True)], "confirmed"), (90, [], "clear")],
+    ("gain", "reruns", "how"),
+    [(8, [(True, True), (False, True)], "confirmed"), (100, [(True, True)], "confirmed"), (900, [], "clear")],
 )
 def test_what_is_in_doubt_runs_again_the_own_command_first(
-    tmp_path: Path, gain_percent: int, reruns: list[tuple[bool, bool]], how: str
+    tmp_path: Path, gain: int, reruns: list[tuple[bool, bool]], how: str
 ) -> None:
-    study, witness = confirmed(tmp_path, f"$x == 3 ? {1000 + 10 * gain_percent} : 1000")
+    study, witness = confirmed(tmp_path, f"$x == 3 ? {1000 + gain} : $x == 0 ? 1000 : 900")
     assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials] == SEARCHED + reruns
     assert study.best is not None and study.best.params == {"x": 3}
     assert witness.end is not None and witness.end.verdict is not None
     verdict = witness.end.verdict
     assert (verdict.is_confirmed, verdict.is_clear) == (how == "confirmed", how == "clear") and how in verdict.sentence
-    speedup = 1 + gain_percent / 100
+    speedup = 1 + gain / 1000
     assert verdict.speedup == pytest.approx(speedup)
     assert verdict.low is not None and verdict.high is not None and verdict.low < speedup < verdict.high
 
@@ -88,8 +96,29 @@ def test_what_a_study_shows_of_the_machine_is_known_to_the_next_one(tmp_path: Pa
     assert witness.end is not None and witness.end.verdict is not None and witness.end.verdict.is_clear
 
 
+def test_repeated_runs_are_named_after_the_first_and_counted_apart(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    reporter = TerminalReporter(Console(file=stream, width=100, highlight=False))
+    tuned(tmp_path, "1000 + 2 * $x", (1, 2, 3), listener=reporter)
+    shown = StudyDigest(find_study("s", output_dir=tmp_path / "out")).object()
+    first, again = [trial for trial in shown["trials"] if trial["parameters"] == {"x": 3}]
+    name, lines = f"{first['number']}'", stream.getvalue().splitlines()
+    (started,) = [line for line in lines if line.startswith("trial ") and "(again)" in line and "x=3" in line][:1]
+    assert started.split()[1] == name
+    assert any(line.startswith(f"best: trial {name}, x=3") for line in lines)
+    assert [line.split()[:2] for line in lines if line.lstrip().startswith("* ")] == [["*", name]]
+    (counts,) = [line for line in lines if line.endswith(" ok")]
+    num_again = sum(not trial["is_baseline"] for trial in shown["trials"]) - 3
+    assert counts == f"3 trials and {count(num_again, 'repeated run')}: 3 ok"
+    assert (again["name"], again["rerun_of"]) == (name, first["number"]) and "(3 trials, 0 failed)" in study_markdown(
+        shown
+    )
+    (listed,) = [listed_study(source) for source in studies_in(tmp_path / "out")]
+    assert listed.num_trials == 3
+
+
 def test_a_best_that_ran_again_is_known_by_its_first_number_everywhere(tmp_path: Path) -> None:
-    study, witness = confirmed(tmp_path, "1000 + 3 * $x")
+    study, witness = confirmed(tmp_path, "1000 + 2 * $x")
     [first, again] = [trial for trial in study.trials if trial.params == {"x": 3}]
     assert study.best is again and study.number_of(again) == first.number and study.reruns_of(again) == [again.number]
     stored = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["best"]
@@ -114,7 +143,7 @@ def test_a_cold_first_run_gives_no_gain(tmp_path: Path) -> None:
 
 
 def test_a_value_that_does_not_hold_does_not_stay_the_best(tmp_path: Path) -> None:
-    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 1010 : 900) : 1000 + $x")
+    study, _ = confirmed(tmp_path, "$x == 2 ? (n < 4 ? 1005 : 900) : 1000 + $x")
     assert study.best is not None and study.best.params == {"x": 3}
 
 
@@ -149,12 +178,12 @@ def test_a_spent_budget_leaves_the_gain_unconfirmed(tmp_path: Path) -> None:
 
 
 def test_own_command_runs_again_beside_what_a_resumed_study_finds(tmp_path: Path) -> None:
-    values = "(n < 3 ? 1000 : 1012) + 10 * $x"
+    values = "(n < 3 ? 1000 : 1030) + 10 * $x"
     choices = (1, 2, 3, 4, 5, 6)
     confirmed(tmp_path, values, choices, num=2)
     study, witness = confirmed(tmp_path, values, choices, resume=True)
     assert sum(trial.is_baseline and trial.is_rerun for trial in witness.trials) == 1
-    assert study.gain == pytest.approx(1072 / 1012 - 1)
+    assert study.gain == pytest.approx(1090 / 1030 - 1)
 
 
 def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ class Replay(Job):
 
 
 @pytest.mark.parametrize("start_up_s", [3.0, 10.0, 20.03, 31.17])
-def test_a_measured_run_fed_as_it_was_timed_ends_at_little_more_than_half_of_it(tmp_path: Path, start_up_s: float) -> None:
+def test_a_measured_run_fed_as_it_was_timed_ends_at_little_more_than_half_of_it(
+    tmp_path: Path, start_up_s: float
+) -> None:
     log = (measured_data() / "logs" / "megatron_steady60.log").read_text()
     evaluator = MegatronEvaluator()
     job = Replay(log, tmp_path / "log.txt", start_up_s)
@@ -130,8 +132,8 @@ def test_a_job_that_says_nothing_runs_to_its_end(tmp_path: Path) -> None:
 def test_a_best_value_in_another_unit_is_not_compared(tmp_path: Path) -> None:
     uneven = log_of([2.0, *([0.8, 1.2, 0.9, 1.3] * 16)])
     best = Trial(params={}, outcome=Outcome.OK, value=1000.0, unit="TFLOP/s/GPU")
-    result, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
-    assert (result.end, early) == (End.EXITED, None)
+    _, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
+    assert early is None or early.reason.startswith("known ")
 
 
 def test_a_job_that_is_surely_behind_the_best_is_stopped(tmp_path: Path) -> None:
@@ -140,6 +142,18 @@ def test_a_job_that_is_surely_behind_the_best_is_stopped(tmp_path: Path) -> None
     result, early = watch(tmp_path, MegatronEvaluator(), uneven, best)
     assert result.end is End.STOPPED
     assert early.reason.startswith("behind ") and "99%" in early.reason
+
+
+@pytest.mark.parametrize("num_steps", [4, 5])
+def test_a_job_that_evaluates_after_its_last_iteration_is_not_waited_for(tmp_path: Path, num_steps: int) -> None:
+    log = log_of([2.0, 0.8, 1.2, 0.9])
+    (tmp_path / "log").write_text(log.replace("/       4", f"/       {num_steps}"))
+    command = f"{sys.executable} -c 'import time; print(open(\"{tmp_path}/log\").read(), flush=True); time.sleep(12)'"
+    job = LocalRunner(grace_s=0.3).submit(command, tmp_path, Resources())
+    result, early = TrialWatch(MegatronEvaluator(), EarlyStop(), {}).wait(job)
+    is_last = num_steps == 4
+    assert result.end is (End.STOPPED if is_last else End.EXITED)
+    assert (early is not None and early.reason.startswith("known ") and early.log.strip() == log.strip()) == is_last
 
 
 class Broken(TuningEvaluator):

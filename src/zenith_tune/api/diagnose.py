@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
 from zenith_tune.doctor.diagnosed_run import RunHints, UnplannedRun
 from zenith_tune.doctor.studied_run import find_run
@@ -63,4 +64,12 @@ def diagnose(
         reason = tensor_reason(machines, linked)
     fitted = load_calibration(Path(calibration)) if isinstance(calibration, str | Path) else calibration
     found = diagnose_run(run, risk=risk, calibration=fitted)
-    return RunDiagnosis(what=run.what, found=found, tensor_reason=reason)
+    fewer = _fewer_gpus(str(hints.all_args.get("cluster") or ""), run.subject.cluster.num_gpus)
+    return RunDiagnosis(what=run.what, found=found, tensor_reason=reason, cluster_reason=fewer)
+
+
+def _fewer_gpus(named: str, num_gpus: int) -> str:
+    """Return that a run takes fewer GPUs than the cluster that the user named has; empty where it does not."""
+    if not named or (all_gpus := load_cluster(named).num_gpus) <= num_gpus:
+        return ""
+    return f"{named} has {all_gpus} GPUs, but the run starts {num_gpus}, which it is planned for (--nnodes says more)"

@@ -22,6 +22,8 @@ class RunDiagnosis:
     """The diagnosis by the plan, or why there is no plan."""
     tensor_reason: str = ""
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
+    cluster_reason: str = ""
+    """Why it is planned for fewer GPUs than the named cluster has; empty where it is not."""
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -62,12 +64,12 @@ class RunDiagnosis:
         """Return it as plain values, as `zenithtune doctor --json` prints them."""
         found = self.found
         shown = unplanned_object(found) if isinstance(found, UnplannedRun) else diagnosis_object(found)
-        because = {"tensor_parallel_reason": self.tensor_reason} if self.tensor_reason else {}
-        return {"run": self.what, **shown, **because}
+        because = {"tensor_parallel_reason": self.tensor_reason, "cluster_reason": self.cluster_reason}
+        return {"run": self.what, **shown, **{name: reason for name, reason in because.items() if reason}}
 
     def __str__(self) -> str:
         """Return what `zenithtune doctor` prints."""
-        notes = [f"note: {self.tensor_reason}"] if self.tensor_reason else []
+        notes = [f"note: {reason}" for reason in (self.cluster_reason, self.tensor_reason) if reason]
         found = self.found
         lines = unplanned_lines(found) if isinstance(found, UnplannedRun) else report_lines(found, self.what)
         return "\n".join([*notes, *lines])

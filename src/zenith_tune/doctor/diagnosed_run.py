@@ -169,9 +169,14 @@ def run_of_point(preset: CompletePreset, name: str, command: str, params: Mappin
     if subject is None or layout is None:
         problem = f"preset {name} knows no layouts, so that nothing can be estimated"
         raise UsageError(problem, hint="diagnose another command")
+    return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules_of_point(params))
+
+
+def modules_of_point(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the module of selective recomputation that a point names, by a lever or in its layout."""
     kind, _, module = str(params.get("recompute", "")).partition("/")
-    modules = (module,) if kind == "selective" and module else ()
-    return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules)
+    named = str(params.get("modules") or (module if kind == "selective" else ""))
+    return (named,) if named else ()
 
 
 def made_preset(name: str, args: Mapping[str, Any]) -> CompletePreset:
@@ -186,11 +191,12 @@ OF_ANOTHER_RELEASE = (TypeError, ValueError, LookupError, ArithmeticError, Usage
 def tried_layouts(
     preset: CompletePreset, command: str, points: Iterable[Mapping[str, Any]], *, but: Layout
 ) -> frozenset[Layout]:
-    """Return the layouts of the points that a preset understands, other than `but`."""
+    """Return the layouts of the points that a preset understands, other than `but`; an empty one is the command's."""
     found: set[Layout] = set()
     for params in points:
         try:
-            layout = preset.planned_layout(command, params) if params else None
+            point = params or preset.own_point(command)
+            layout = preset.planned_layout(command, point) if point else None
             found |= {layout} if layout not in (None, but) else set()
         except OF_ANOTHER_RELEASE:
             continue

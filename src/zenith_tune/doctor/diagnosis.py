@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
-from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, tried_layouts
+from zenith_tune.doctor.diagnosed_run import DiagnosedRun, Measured, RunOrigin, emitted, modules_of_point, tried_layouts
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.doctor.memory_advice import full_memory, full_memory_message, has_whole_copies, remedies
 from zenith_tune.doctor.planner_advice import better_layout, fastest_planned, single_change
@@ -203,7 +203,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
 
 
 def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]:
-    before, after = format_seconds(run.step_s(run.planned)), format_seconds(run.step_s(advice.planned))
+    before, after = format_seconds(run.likely_s(run.planned)), format_seconds(run.likely_s(advice.planned))
     gain = f"{format_gain(advice.gain)} speed ({before} -> {after} a step)"
     found = [
         f"{number}. {advice.finding}",
@@ -265,7 +265,7 @@ def study_diagnosis(preset: CompletePreset, command: str, study: Study) -> list[
     origin = RunOrigin(
         emit=emitted(PresetRegistry.name_of(type(preset)), command),
         unasked=() if trial.params else tuple(preset.implicit_defaults(command)),
-        tried=tried_layouts(preset, command, [each.params for each in study.trials], but=layout),
+        tried=tried_layouts(preset, command, [each.params for each in study.runs], but=layout),
         memory_limit_bytes=study.memory_limit_bytes,
         tries=preset.tries,
     )
@@ -282,7 +282,8 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: 
     )
     try:
         planner = Planner(subject.model, subject.cluster, subject.job)
-        run = DiagnosisInput.of(planner, layout, measured=measured, origin=origin)
+        modules = modules_of_point(trial.params)
+        run = DiagnosisInput.of(planner, layout, measured=measured, recompute_modules=modules, origin=origin)
     except UsageError:  # the run is the user's own, and may break rules that a plan needs
         return []
     return diagnosis_lines(diagnose(run))

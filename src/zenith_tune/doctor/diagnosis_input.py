@@ -136,6 +136,11 @@ class DiagnosisInput:
         """Return the step time of a layout, its memory corrected as that of the run was."""
         return planned.roomy_s * self.slowdown(planned.memory_bytes * self.memory_ratio)
 
+    def likely_s(self, planned: PlannedLayout) -> float:
+        """Return the step time of a layout, if its plan is as far off as that of the run was."""
+        measured_s = self.measured.step_s
+        return self.step_s(planned) * (measured_s / self.step_s(self.planned) if measured_s else 1.0)
+
     def slowdown(self, device_bytes: float) -> float:
         """Return how much longer a step takes with so little free memory."""
         planner = self.planner

@@ -213,7 +213,7 @@ def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:
 def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
     arguments = dumped_arguments(log)
     if not arguments:
-        problem = f"{path} holds no dump of Megatron's arguments"
+        problem = f"{path} does not show what its run was started with"
         raise UsageError(problem, hint=f"give the command too, zenithtune doctor {path} -- COMMAND")
     started = {"n_gpus": arguments["world_size"]} if "world_size" in arguments else {}
     run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}))

@@ -26,7 +26,7 @@ SECONDS = "seconds a step"
 def single_change(run: DiagnosisInput) -> Advice | None:
     """Advise the fastest layout one change away, where it gains enough."""
     better = run.worthwhile(run.neighbours(), least_gain=LEAST_SINGLE_GAIN)
-    number = run.step_s(better) if better else 0.0
+    number = run.likely_s(better) if better else 0.0
     finding = f"the step ({run.planned.bound}) is predicted to be shorter with one size changed"
     return run.advise("single_change", better, number, SECONDS, finding)
 
@@ -40,7 +40,7 @@ def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
         return None
     finding = f"the planner's best layout is {best.name}, several sizes changed at once"
     command = emit_command(run, best.layout)
-    return run.advise("better_layout", best, run.step_s(best), SECONDS, finding, command=command)
+    return run.advise("better_layout", best, run.likely_s(best), SECONDS, finding, command=command)
 
 
 def fastest_planned(

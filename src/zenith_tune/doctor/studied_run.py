@@ -114,7 +114,7 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         run = _run_of_trial(preset, name, command, params, folder)
     else:
         run = from_command(command, RunHints(preset=name, args=args))
-    points = [_point(each) for each in study["trials"] if isinstance(each, dict)]
+    points = [_point(each) for each in (study.get("baseline"), *study["trials"]) if isinstance(each, dict)]
     origin = replace(
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
         tried=tried_layouts(preset, command, points, but=run.layout),

@@ -59,6 +59,8 @@ class Progress:
     """Relative standard error that all values share, such as that of the line they are extrapolated by."""
     peak_memory_bytes: int | None = None
     """Peak memory so far, where the log shows it."""
+    is_last: bool = False
+    """Whether no other iteration follows: a run may evaluate and save for long after its last."""
 
     @property
     def error(self) -> float:
@@ -86,6 +88,8 @@ class TuningEvaluator(ABC):
     direction: Direction = Direction.MINIMIZE
     objectives: ClassVar[Mapping[str, Direction]] = {}
     """Names for `--objective`, where an evaluator can read several values."""
+    reads_short_steps: ClassVar[bool] = False
+    """Whether it knows the step of the whole batch by steps of fewer micro-batches."""
 
     @abstractmethod
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:

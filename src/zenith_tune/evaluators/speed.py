@@ -53,6 +53,7 @@ class SpeedEvaluator(TuningEvaluator):
             unit=unit,
             step_s=long_run(rates[SECONDS]) if rates[SECONDS] else None,
             peak_memory_bytes=logged.peak_bytes,
+            common_error=logged.common_error,
             extra=self._extra(logged, rates, unit),
         )
 
@@ -73,7 +74,10 @@ class SpeedEvaluator(TuningEvaluator):
             num_iterations=logged.num_steps,
             unit=unit,
             step_s=long_run(rates[SECONDS]) if rates[SECONDS] else None,
+            next_s=logged.next_s,
+            common_error=logged.common_error,
             peak_memory_bytes=logged.peak_bytes,
+            is_last=bool(logged.steps) and logged.steps[-1].is_last,
         )
 
     def _unit(self, rates: Mapping[str, list[float]]) -> str:

@@ -55,6 +55,8 @@ class Step:
     """NaN steps since the previous line."""
     position: int = 0
     """Offset of the line in the log."""
+    is_last: bool = False
+    """Whether it is the last that the run was to train."""
 
     @property
     def pace_s(self) -> float:
@@ -86,6 +88,10 @@ class LoggedSteps:
     """The most memory that any rank reserved, or allocated where that is all the log shows."""
     sizes: JobSizes = field(default_factory=JobSizes)
     extra: Mapping[str, Value] = field(default_factory=dict)
+    next_s: float | None = None
+    """Seconds that the next step takes; None: those of a step."""
+    common_error: float = 0.0
+    """Relative standard error that all steps share, where they are extrapolated."""
     shows_progress: bool = True
     """Whether a running trial can be judged by them; a figure of the whole run is none of a step."""
 

@@ -43,6 +43,8 @@ class Watch:
         """Identities of the models that were prepared to be trained."""
         self.model: Any = None
         """The watch of the first model that is trained, on the first rank."""
+        self.reported: dict[str, Any] = {}
+        """The last report on a model that was prepared."""
         self.given: dict[str, dict[str, Any]] = {}
         """Arguments that the program itself gives, by class: they take precedence over files and variables."""
 
@@ -96,25 +98,29 @@ class Watch:
             return
         self.is_first_rank = accelerator.process_index == 0
         sizes = [size for each in args if type(size := getattr(each, "batch_size", None)) is int]
-        report(
-            {
-                "event": "prepared",
-                "process": process_name(),
-                "version": getattr(sys.modules.get("accelerate"), "__version__", ""),
-                "type": str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)),
-                "processes": accelerator.num_processes,
-                "wrapper": next((name for name in wrappers if name in WRAPPERS), wrappers[0]),
-                "accumulation": accelerator.gradient_accumulation_steps,
-                "batch_sizes": sizes,
-                "settings": settings_of(accelerator.state),
-                "precision": getattr(accelerator, "mixed_precision", None),
-                "given": {name: values for name, values in self.given.items() if values},
-            }
-        )
+        self.reported = {
+            "event": "prepared",
+            "process": process_name(),
+            "version": getattr(sys.modules.get("accelerate"), "__version__", ""),
+            "type": str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)),
+            "processes": accelerator.num_processes,
+            "wrapper": next((name for name in wrappers if name in WRAPPERS), wrappers[0]),
+            "accumulation": accelerator.gradient_accumulation_steps,
+            "batch_sizes": sizes,
+            "settings": settings_of(accelerator.state),
+            "precision": getattr(accelerator, "mixed_precision", None),
+            "given": {name: values for name, values in self.given.items() if values},
+        }
+        report(self.reported)
         self.trained.update(id(unwrapped(args[at])) for at in trained)
         if self.is_first_rank and self.model is None:
             at = next((at for at in trained if wrapper_of(objects[at]) in WRAPPERS), trained[0])
             self.model = ModelWatch(args[at], objects[at], lambda event: report({**event, "models": len(self.trained)}))
+
+    def begin_again(self) -> None:
+        """Forget the steps so far: the same models are trained once more, and perhaps not prepared again."""
+        report(self.reported)
+        self.optimizer, self.num_passes, self.num_steps = None, 0, 0
 
     def passed(self, accelerator: Any, args: Any, result: Any) -> None:
         """Count a backward pass."""
@@ -197,6 +203,8 @@ def samples(optimizer: Any, passes: int) -> dict[str, int]:
     return {"samples": size * passes}
 
 
-def start(settings: dict[str, Any], folder: str, more: Any = dict) -> None:
+def start(settings: dict[str, Any], folder: str, more: Any = dict) -> Watch:
     """Watch from when Accelerate is loaded; `more` returns what else to report of a step."""
-    watch("accelerate.accelerator", Watch(more).install)
+    found = Watch(more)
+    watch("accelerate.accelerator", found.install)
+    return found

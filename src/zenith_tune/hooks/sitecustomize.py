@@ -5,6 +5,7 @@ It stands in a folder at the front of PYTHONPATH, next to the hooks and to a JSO
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -14,7 +15,9 @@ import sys
 
 
 def start_hooks(here: str) -> None:
-    """Start each hook with its settings."""
+    """Start each hook with its settings; what a trial has beyond them times its start."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("zenithtune_hooks.stages").start(here)
     with open(os.path.join(here, "hooks.json"), encoding="utf-8") as file:
         hooks = json.load(file)
     for name, settings in hooks.items():

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import inspect
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .process import STEPS_S, compute_capability, plain, process_name, report, watch, with_values
+
+if TYPE_CHECKING:
+    from .orders import Orders
 
 HERE = "{here}"
 """The hook's folder, where a value names it."""
@@ -21,6 +25,7 @@ FIELD = "per_device_train_batch_size"
 """A field by which constructors of TrainingArguments are recognised."""
 PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
 """Modules with an HfArgumentParser: TRL has a copy of its own."""
+CHECKPOINTING = "gradient_checkpointing"
 NEEDS_EVALUATION = "EarlyStoppingCallback"
 
 
@@ -54,11 +59,14 @@ class Arguments:
 class TrainerWatch:
     """A trial's Trainer: reported when it begins to train, and ended when it has, as is a program that has none."""
 
-    def __init__(self, reported: list[str], packages: list[str], least_steps: int) -> None:
+    def __init__(self, reported: list[str], packages: list[str], least_steps: int, orders: Orders) -> None:
         self.reported, self.packages, self.least_steps = reported, packages, least_steps
+        self.orders = orders
         self.tokens = TokenCount()
         self.before: Any = None
         """A function that is given the Trainer before it trains."""
+        self.steps: Any = None
+        """The steps that Accelerate sees."""
         self.is_training = False
         self.steps_left = least_steps
         """Optimizer steps that are left to a program without a Trainer."""
@@ -96,28 +104,44 @@ class TrainerWatch:
                     if type(callback).__name__ == NEEDS_EVALUATION:
                         this.remove_callback(callback)
                 report({"event": "trainer", **self.described(this)})
-                this.add_callback(self.end_in_time(module.TrainerCallback, STEPS_S if compute_capability() else 0.0))
+                this.add_callback(self.end_in_time(this, module, STEPS_S if compute_capability() else 0.0))
                 if getattr(this.args, "world_size", 1) == 1:  # one of several ranks does not count for all
                     self.tokens.install(this)
                 if self.before is not None:
                     self.before(this)
             self.is_training = True
             train(this)  # from the beginning: a checkpoint may be past the last step already
+            share = functools.partial(of_first_rank, this.args)
+            while (values := self.orders.following(share)) is not None and can_take(this, values):
+                change(this, values)
+                self.tokens.counts = []
+                self.steps.begin_again()
+                report({"event": "trainer", **self.described(this)})
+                train(this)
             # Only evaluating, saving and pushing are left.
             raise SystemExit(0)
 
         trainer.train = watched
 
-    def end_in_time(self, base: Any, least_s: float) -> Any:
+    def end_in_time(self, trainer: Any, module: Any, least_s: float) -> Any:
         """Return a callback that ends the training once it has made enough updates for long enough."""
-        least_steps, begin = self.least_steps, []
+        least_steps, orders = self.least_steps, self.orders
+        begin: list[float] = []
 
-        class EndInTime(base):  # type: ignore[misc]
+        class EndInTime(module.TrainerCallback):  # type: ignore[misc]
             """A clock that is read after each update."""
+
+            def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+                begin.clear()
+                with contextlib.suppress(AttributeError):
+                    if can_change(trainer):
+                        return
+                orders.refuse()  # a release without what is looked at has another Trainer than this knows
 
             def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
                 begin.append(time.monotonic())
-                if state.global_step >= least_steps and begin[-1] - begin[0] >= least_s:
+                is_long = state.global_step >= least_steps and begin[-1] - begin[0] >= least_s
+                if of_first_rank(args, is_long or orders.has_come()):  # by its clock: all must make the same updates
                     control.should_training_stop = True
 
         return EndInTime()
@@ -186,6 +210,63 @@ def num_tokens(inputs: Any) -> Any:
     return None
 
 
+def of_first_rank(args: Any, value: Any) -> Any:
+    """Return to every rank what the first gives."""
+    if getattr(args, "world_size", 1) == 1:
+        return value
+    import torch
+
+    if isinstance(value, bool):  # after each update: as little as can be sent
+        flag = torch.tensor(value, device=args.device)
+        torch.distributed.broadcast(flag, 0)
+        return bool(flag)
+    held = [value]
+    torch.distributed.broadcast_object_list(held, 0, device=args.device)
+    return held[0]
+
+
+def can_change(trainer: Any) -> bool:
+    """Tell whether a Trainer that trains can train once more with another batch as if it had been made with it.
+
+    What compiles or shards the model may be made for a batch, trainers that generate samples count on their first, and
+    one that makes its model itself would hold two.
+    """
+    wrapped: Any = getattr(trainer, "model_wrapped", None)
+    if type(wrapped).__name__ == "DistributedDataParallel":
+        wrapped = wrapped.module
+    makes_other = hasattr(trainer.args, "num_generations") or trainer.model_init is not None
+    return wrapped is trainer.model and not trainer.is_fsdp_enabled and not makes_other
+
+
+def can_take(trainer: Any, values: dict[str, Any]) -> bool:
+    """Tell whether values can be changed: adapters, TRL and DDP prepare a model for gradient checkpointing at first."""
+    is_prepared = hasattr(trainer.model, "peft_config") or "trl" in sys.modules or trainer.args.world_size > 1
+    return not is_prepared or values.get(CHECKPOINTING) in (None, trainer.args.gradient_checkpointing)
+
+
+def change(trainer: Any, values: dict[str, Any]) -> None:
+    """Give a Trainer another batch or gradient checkpointing, and free the memory that the batch before it took."""
+    import torch
+
+    args, accelerator = trainer.args, trainer.accelerator
+    accumulation = args.gradient_accumulation_steps
+    for name, value in values.items():
+        setattr(args, name, value)
+    trainer._train_batch_size = args.train_batch_size
+    if accelerator.gradient_accumulation_steps == accumulation > 1:  # releases that leave the passes to Accelerate
+        accelerator.gradient_accumulation_steps = args.gradient_accumulation_steps
+    if not args.gradient_checkpointing and getattr(trainer.model, "is_gradient_checkpointing", False):
+        trainer.model.gradient_checkpointing_disable()
+    trainer.model.zero_grad(set_to_none=True)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # another shape is compiled as if it were the first
+    accelerator.free_memory()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def start(settings: dict[str, Any], folder: str) -> None:
     """Set the fields that `settings` has; in a trial, watch the Trainer too."""
     values = {
@@ -196,8 +277,9 @@ def start(settings: dict[str, Any], folder: str) -> None:
     if "report" in settings:
         # Not at the top: the best command has no copy of these.
         from . import accelerate
+        from .orders import Orders
 
-        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"])
+        trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"], Orders(folder))
         if settings.get("longest"):
             from . import longest
 
@@ -206,4 +288,4 @@ def start(settings: dict[str, Any], folder: str) -> None:
         for module in PARSERS:
             watch(module, trial.install_parser)
         watch("transformers.trainer", trial.install_trainer)
-        accelerate.start({}, folder, trial.tokens.taken)
+        trial.steps = accelerate.start({}, folder, trial.tokens.taken)

@@ -6,8 +6,6 @@ since it has less to go wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -64,6 +62,8 @@ class BestLayouts:
         self._limit = np.inf
         self.layouts = self._kept
         self.scores: FloatArray = np.empty(0)
+        self.num_tied = 0
+        """How many at the head tie with the fastest layout."""
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -86,7 +86,8 @@ class BestLayouts:
         # The fastest of each way is kept too: which layouts tie changes when a faster one comes.
         rows = np.union1d(leads, simplest)
         self._kept, self._kept_scores = both.take(rows), all_scores[rows]
-        listed = simplest[_listed(all_scores[leads], all_scores[simplest], costs[simplest], self._tied)]
+        groups = _tied_groups(all_scores[leads], all_scores[simplest], costs[simplest], self._tied)
+        self.num_tied, listed = len(groups[0]), simplest[np.concatenate(groups)]
         self.layouts, self.scores = both.take(listed), all_scores[listed]
 
 
@@ -100,30 +101,18 @@ def _simplest(scores: FloatArray, costs: FloatArray, lead: Rows, tied: float) ->
     return found
 
 
-def _listed(fastest: FloatArray, scores: FloatArray, costs: FloatArray, tied: float) -> Rows:
-    """Return the order of ways: those that tie with the fastest of the rest come next, the simplest first.
+def _tied_groups(fastest: FloatArray, scores: FloatArray, costs: FloatArray, tied: float) -> list[Rows]:
+    """Return ways in their order: those that tie with the fastest of the rest come next, the simplest first.
 
     `fastest` are the lowest scores of the ways, ascending, and `scores` those of their simplest layouts.
     """
-    listed, left = list[Rows](), np.arange(len(scores))
+    groups, left = list[Rows](), np.arange(len(scores))
     while len(left):
         ties = scores[left] <= fastest[left[0]] * (1 + tied)
         rows = left[ties]
-        listed.append(rows[np.lexsort((scores[rows], costs[rows]))])
+        groups.append(rows[np.lexsort((scores[rows], costs[rows]))])
         left = left[~ties]
-    return np.concatenate(listed)
-
-
-def tied_with_first(scores: Sequence[float], tied: float) -> int:
-    """Return how many layouts at the head of a ranked list tie.
-
-    >>> tied_with_first([1.01, 1.0, 1.015, 1.03], 0.02)
-    3
-    """
-    num = 0
-    while num < len(scores) and max(scores[: num + 1]) <= min(scores[: num + 1]) * (1 + tied):
-        num += 1
-    return num
+    return groups
 
 
 class Front:

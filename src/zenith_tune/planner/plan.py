@@ -42,8 +42,6 @@ class PlannedLayout:
     step_s: float
     expected_s: float
     """Mean step time over the errors of memory, with a penalty for a crash; layouts are ranked by it."""
-    step_spread: float
-    """Standard deviation of the logarithm of measured over estimated time."""
     step_interval_s: tuple[float, float]
     """90% interval of the step time."""
     time_parts: dict[str, float]
@@ -69,6 +67,12 @@ class PlannedLayout:
     @property
     def name(self) -> str:
         return layout_name(self.layout)
+
+    @property
+    def step_half_width(self) -> float:
+        """Half of the 90% interval of the step time, relatively."""
+        low, high = self.step_interval_s
+        return (high - low) / 2 / self.step_s
 
     @property
     def roomy_s(self) -> float:
@@ -147,7 +151,7 @@ NARROW = {
 """Assumption below 16 bits, by whether the framework keeps its activations in 8 bits."""
 WIDE = ("bf16", "fp16", "fp32")
 """Precisions in which activations are kept as they are counted."""
-COLUMNS = ("", "layout", "step", "tok/s/GPU", "MFU", "memory", "OOM", "bound by")
+COLUMNS = ("", "layout", "step", "step, risk counted", "tok/s/GPU", "MFU", "memory", "OOM", "bound by")
 """Columns of the table in a notebook."""
 
 
@@ -163,7 +167,7 @@ class Plan:
     """The probability of running out of memory below which a layout counts as fitting."""
     best: tuple[PlannedLayout, ...]
     num_tied: int
-    """Number of layouts at the head that tie."""
+    """Number of layouts at the head that tie with the fastest."""
     tied_within: float
     """The relative difference of two steps below which they tie."""
     level: str
@@ -187,6 +191,7 @@ class Plan:
                 str(rank),
                 each.name,
                 format_seconds(each.step_s),
+                format_seconds(each.expected_s),
                 f"{each.tokens_per_s_per_gpu:,.0f}",
                 f"{each.mfu:.1%}",
                 format_bytes(each.memory_bytes),

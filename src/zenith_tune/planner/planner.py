@@ -17,7 +17,7 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimates.calibration import ERROR_SOURCES, Calibration
+from zenith_tune.estimates.calibration import ERROR_SOURCES, TO_90, Calibration
 from zenith_tune.estimates.memory import estimate_memory
 from zenith_tune.estimates.memory_risk import memory_quantiles
 from zenith_tune.estimates.model_flops import flops_per_token
@@ -30,7 +30,7 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, LayoutBatch, batch
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
-from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_with_first, tied_within
+from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_within
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps
 from zenith_tune.planner.infeasible import DeadEnd
 from zenith_tune.planner.limits import RISK as RISK
@@ -111,7 +111,7 @@ class Planner:
             global_batch=global_batch,
             risk=risk,
             best=tuple(best[:top]),
-            num_tied=tied_with_first([planned.expected_s for planned in best[:top]], tied),
+            num_tied=min(search.best.num_tied, top),
             tied_within=tied,
             level=self._level(),
             near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, space, risk)),
@@ -240,7 +240,7 @@ class Planner:
         """Return who measured this kind of machine, and how far off that leaves the level of its step times."""
         time, gpu = self.calibration.time, self.cluster.gpu.name
         own = f"{count(time.num_own, 'run')} of yours" if time.num_own else "no run of yours yet"
-        spread = format_spread(float(time.level_sd(np.zeros((len(ERROR_SOURCES), 1)), gpu)[0]))
+        spread = format_spread(TO_90 * float(time.level_sd(np.zeros((len(ERROR_SOURCES), 1)), gpu)[0]))
         known = f"{gpu.upper()} by {count(time.num_sources(gpu), 'source')}"
         return f"{known if time.sources else f'{self.job.framework.name}, by no source'},{spread}; {own}"
 
@@ -325,7 +325,6 @@ class Planner:
             layout=layout,
             step_s=step_s,
             expected_s=float(found.expected_s[row]),
-            step_spread=math.hypot(spread, level_sd),
             step_interval_s=(step_s * math.exp(low), step_s * math.exp(high)),
             time_parts={name: float(part[row]) for name, part in found.time_parts.items()},
             memory_bytes=float(found.memory_bytes[row]),

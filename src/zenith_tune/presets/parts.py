@@ -17,11 +17,12 @@ from zenith_tune.units import whole
 
 if TYPE_CHECKING:
     from zenith_tune.describe.job_spec import PlanSubject
+    from zenith_tune.evaluators.short_steps import ShortSteps
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.layouts.layout_batch import LayoutBatch, PointTable
     from zenith_tune.presets.levers import Lever
     from zenith_tune.study.parameters import Parameter, Params, Value
-    from zenith_tune.study.resources import Resources
+    from zenith_tune.study.resources import InPlace, Resources
     from zenith_tune.study.trial import Prediction, Trial
 
 NUMERIC_POINTS = 5
@@ -164,6 +165,13 @@ class Watched(TuningPreset):
         """Return the command of any run as it is launched: as it is, but printing every iteration."""
         return command
 
+    def short_steps(self, params: Mapping[str, Value]) -> ShortSteps | None:
+        """Return the steps of fewer micro-batches a run may begin with, where each takes as long; None: whole ones.
+
+        Without parameters it is the user's own command that runs.
+        """
+        return None
+
     def read_baseline(self, log: str) -> list[str]:
         """Learn from the log of the user's own command what its text does not say, and return that, one line each.
 
@@ -205,6 +213,10 @@ class Files(TuningPreset):
 
     def confirming(self, params: Mapping[str, Value]) -> ConfirmingRun | None:
         """Return how the run that confirms a point differs from the trial of it; None: it repeats the trial."""
+        return None
+
+    def in_place(self, params: Mapping[str, Value]) -> InPlace | None:
+        """Return how a process that measured another point may measure this one; None: by a start of its own."""
         return None
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zenith_tune.errors import StudyError
+from zenith_tune.evaluators.failures.failures import ending_lines
 from zenith_tune.record.search import StudySearch
 from zenith_tune.shell.secret_names import shaped_secrets
 from zenith_tune.shell.secrets import find_secrets, mask
@@ -15,7 +16,7 @@ from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.study.trial_log import WHOLE_LINE_LENGTH, TrialLog
+from zenith_tune.study.trial_log import WHOLE_LINE_LENGTH
 
 # Each name of a secret has one of these in it; the rates that trainers print at every step are no names.
 _INFORMATIVE = re.compile(
@@ -101,11 +102,11 @@ class TrialView:
         return "running" if self.is_running else str(self.trial.outcome)
 
     def log_lines(self, count: int) -> list[str]:
-        """Return the last lines of its log, of its last run where it had several; secrets in plain sight masked."""
+        """Return what its log ends with or failed by, of its last run of several; secrets in plain sight masked."""
         if self.trial.folder is None:
             return []
         for folder in reversed(TrialFolder(self.trial.folder).runs()):
-            if lines := TrialLog(folder.log).tail_lines(count, WHOLE_LINE_LENGTH):
+            if lines := ending_lines(folder.log, self.trial.cause, count, WHOLE_LINE_LENGTH):
                 # The log of a trial that runs is not masked yet.
                 return mask_lines(lines)
         return []

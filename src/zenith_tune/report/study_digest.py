@@ -20,7 +20,7 @@ from zenith_tune.report.search_digest import best_so_far, search_object
 from zenith_tune.report.trial_digest import best_layout_object, finite, needed_memory, predicted_object, resolved_args
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
 from zenith_tune.study.files import Json, TrialFolder
-from zenith_tune.study.trial import Outcome, Prediction, Trial
+from zenith_tune.study.trial import START, Outcome, Prediction, Trial
 from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import count, format_value, whole
 
@@ -102,7 +102,7 @@ class StudyDigest:
         needed = needed_memory(trials, capacity_bytes)
         trials = [{**trial, "needed": needed.get(trial["number"])} for trial in trials]
         study, fastest = view.study, view.study.fastest
-        ended = [each.trial for each in view.trials if not (each.is_running or each.trial.is_baseline)]
+        ended = [each.trial for each in view.trials if not each.is_running and each.trial.is_searched]
         num_cancelled = sum(trial.outcome is Outcome.CANCELLED for trial in ended)
         with contextlib.suppress(*FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
             study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
@@ -226,6 +226,8 @@ def _snapshot(each: TrialView, label: str) -> Json:
     went_well = trial.ok and not each.is_running
     return {
         "number": each.number,
+        "name": trial.name,
+        "rerun_of": trial.rerun_of,
         "label": label,
         "state": each.state,
         "is_baseline": trial.is_baseline,
@@ -237,6 +239,7 @@ def _snapshot(each: TrialView, label: str) -> Json:
         "gpu_utilization": _measured(trial, UTILIZATION),
         "gpu_power_w": _measured(trial, POWER),
         "duration_s": finite(trial.duration_s),
+        "start": trial.extra.get(START),
         "num_runs": trial.num_runs,
         "host": each.host,
         "started_s": each.started_s,

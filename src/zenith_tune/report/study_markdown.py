@@ -12,7 +12,7 @@ from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
-from zenith_tune.units import count, format_gain, format_spread, format_value
+from zenith_tune.units import count, format_gain, format_range, format_value
 
 MAX_ROWS = 20
 MAX_CELL = 120
@@ -95,13 +95,13 @@ def fenced(text: str) -> str:
 def _headline(study: Json) -> str:
     number = study["baseline"] if study["fastest_is_baseline"] else study["best_run"]
     best = next((trial for trial in study["trials"] if trial["number"] == number), None)
-    tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
+    tried = [trial for trial in study["trials"] if not trial["is_baseline"] and trial["rerun_of"] is None]
     counts = f"{count(len(tried), 'trial')}, {study['num_failed']} failed"
     counts += f", {study['num_cancelled']} cancelled" if study["num_cancelled"] else ""
     counts += ", unfinished" if study["num_unfinished"] else ""
     if best is None:
         return f"No trial has succeeded yet ({counts})."
-    value = f"{format_value(best['value'], study['unit'])}{format_spread(best['half_width'])}"
+    value = f"{format_value(best['value'], study['unit'])}{format_range(best['half_width'])}"
     if study["fastest_is_baseline"]:
         gain = "" if study["gain"] is None else f" Gain: {describe_gain(study)} against your own command."
         return f"Best: your own command, {escaped(value)} ({counts}).{gain}"
@@ -111,7 +111,7 @@ def _headline(study: Json) -> str:
         gain = ", with the settings of your own command: no gain"
     again = ", confirmed by a second run" if study["best_reruns"] else ""
     first = next((trial for trial in study["trials"] if trial["number"] == study["best"]), best)
-    name = f"Best: trial {first['number']}, **{escaped(first['label'])}**"
+    name = f"Best: trial {best['name']}, **{escaped(first['label'])}**"
     return f"{name}, {escaped(value)}{gain}{again} ({counts})."
 
 

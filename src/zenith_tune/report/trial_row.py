@@ -14,7 +14,7 @@ from zenith_tune.units import format_bytes, format_gain, format_seconds, format_
 class TrialRow:
     """The figures of a trial; what is not known is None, and shown as nothing."""
 
-    number: int | None
+    name: str
     label: str
     state: str
     is_baseline: bool = False
@@ -31,7 +31,7 @@ class TrialRow:
     def of_trial(cls, trial: Trial, label: str, *, gain: float | None = None, state: str = "") -> Self:
         """Return the row of a trial that has ended."""
         return cls(
-            number=trial.number,
+            name=trial.name,
             label=label,
             state=state or str(trial.outcome),
             is_baseline=trial.is_baseline,
@@ -54,7 +54,7 @@ class TrialRow:
         """Return the texts of these columns."""
         value = "" if self.value is None else format_value(self.value)
         cells = {
-            "trial": trial_name(self.number, is_baseline=self.is_baseline),
+            "trial": self.name,
             "layout": self.label,
             "state": self.state,
             "iter": "" if self.iterations is None else str(self.iterations),
@@ -66,8 +66,3 @@ class TrialRow:
             "time": "" if self.duration_s is None else format_seconds(self.duration_s),
         }
         return [cells[column] for column in columns]
-
-
-def trial_name(number: int | None, *, is_baseline: bool) -> str:
-    """Return how tables and lines name a trial."""
-    return "base" if is_baseline else str(number)

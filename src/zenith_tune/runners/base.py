@@ -18,7 +18,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.registry import Registry, construct
 from zenith_tune.runners.launch.own_command import check_script, replaced_settings
 from zenith_tune.study.files import TrialFolder, open_regular
-from zenith_tune.study.resources import Resources
+from zenith_tune.study.resources import InPlace, Resources
 from zenith_tune.units import MIB, whole
 
 OnState: TypeAlias = Callable[[str], None]
@@ -71,12 +71,16 @@ class JobRequest:
     timeout_s: float | None = None
     """Limit on the time that the command runs, not on the time that it waits for its machine."""
     on_state: OnState = nobody_listens
+    in_place: InPlace | None = None
+    """How a process that runs already may measure it, where the runner can keep one."""
 
 
 class Job(ABC):
     """One command, in the image of a Future; an engine gives `start`, `look`, `kill` and perhaps `pause`."""
 
     log_path: Path
+    has_own_start: bool = True
+    """Whether the command was started for it."""
 
     def __init__(self, runner: Runner, request: JobRequest) -> None:
         self.runner = runner
@@ -249,12 +253,23 @@ class Runner(ABC):
         *,
         timeout_s: float | None = None,
         on_state: OnState = nobody_listens,
+        in_place: InPlace | None = None,
     ) -> Job:
         """Start `command` with its log in `folder`; `wait` and `poll` end it once it has run for `timeout_s`."""
         self.command_notes(command)
         return self.start(
-            JobRequest(command=command, folder=folder, resources=resources, timeout_s=timeout_s, on_state=on_state)
+            JobRequest(
+                command=command,
+                folder=folder,
+                resources=resources,
+                timeout_s=timeout_s,
+                on_state=on_state,
+                in_place=in_place,
+            )
         )
+
+    def release(self) -> None:  # noqa: B027 - most runners keep none
+        """End a process that is kept for further points."""
 
     @abstractmethod
     def start(self, request: JobRequest) -> Job:

@@ -86,6 +86,8 @@ class LiveState(StrEnum):
     """It is to pause, and a trial still runs."""
     PAUSED = "paused"
     ENDED = "ended"
+    FAILED = "failed"
+    """It ended, and no run of it went well."""
     STOPPED = "stopped"
     """Its tuner is gone, and left trials behind that had not ended, or was interrupted in the midst of them."""
     UNREADABLE = "unreadable"
@@ -93,18 +95,20 @@ class LiveState(StrEnum):
     @property
     def is_over(self) -> bool:
         """Whether nobody is there to ask anything of."""
-        return self in (LiveState.ENDED, LiveState.STOPPED, LiveState.UNREADABLE)
+        return self in (LiveState.ENDED, LiveState.FAILED, LiveState.STOPPED, LiveState.UNREADABLE)
 
 
 def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> LiveState:
     """Return the state of a study, by its tuner's lock, or else by its trials."""
+    has_failed = view.trials and not any(each.trial.ok for each in view.trials)
+    over = LiveState.FAILED if has_failed else LiveState.ENDED
     if source.is_export:
-        return LiveState.ENDED
+        return over
     tuned = is_tuned(source.database, source.name) if source.database is not None else None
     if tuned is None:
         tuned = bool(view.running) or not view.trials or time.time() - (view.ended_s or 0) < QUIET_S
     if not tuned:
-        return LiveState.STOPPED if unfinished(view) else LiveState.ENDED
+        return LiveState.STOPPED if unfinished(view) else over
     if is_paused:
         return LiveState.PAUSING if view.running else LiveState.PAUSED
     return LiveState.RUNNING

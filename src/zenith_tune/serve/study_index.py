@@ -53,7 +53,7 @@ def listed_study(source: StudySource) -> ListedStudy:
         name=view.name,
         state=live_state(steady, view, is_paused=control is not None and control.is_paused()),
         preset=view.header.preset,
-        num_trials=sum(not each.trial.is_baseline for each in view.trials),
+        num_trials=sum(each.trial.is_searched for each in view.trials),
         best=None if fastest is None else fastest.value,
         unit=view.unit,
         gain=0.0 if gain is not None and fastest is view.baseline else gain,

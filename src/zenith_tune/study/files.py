@@ -47,6 +47,10 @@ class TrialFolder:
         """Which process runs it: boot id, pid and start time, written by the trial itself."""
         self.exit_code = path / "exit_code"
         """How the command exited, written by the trial itself: it outlives a killed tuner."""
+        self.orders = path / "orders.json"
+        """The point that its process is to measure next; empty where it is to wait for one."""
+        self.measured = path / "measured"
+        """Written by a process that has measured its point and waits for another."""
         self.job = path / "job.json"
         """Which job of a scheduler runs it, written as soon as it is submitted."""
 
@@ -62,7 +66,7 @@ class TrialFolder:
         """Put the log of a run that does not count aside, so that the next one starts clean."""
         if self.log.exists():
             self.log.replace(self.log.with_name(f"log.{why}.txt"))
-        for path in (self.process, self.exit_code, self.job):
+        for path in (self.process, self.exit_code, self.job, self.measured):
             path.unlink(missing_ok=True)
 
     def noted_duration_s(self) -> float:

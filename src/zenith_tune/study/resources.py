@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
+from zenith_tune.study.parameters import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """How a process that has measured one point can measure another, without a start of its own."""
+
+    values: Mapping[str, Value]
+    """What it changes, by the names that its hook knows."""
+    shares: str
+    """What must be the same."""
+    is_proven: bool
+    """Whether a start of its own has shown that such values reach the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

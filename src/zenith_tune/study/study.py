@@ -341,9 +341,15 @@ class Study:
         gain, half_width = self.gain, self.gain_half_width
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= CLEAR * half_width
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the gain needs no further run: it is clear, or stands after the own command ran again."""
+        has_own = self.baseline is not None and self.baseline.is_rerun
+        return self.is_clear or (has_own and (self.gain or 0.0) > 0 and not self.is_within_noise)
+
     def counts(self) -> Counter[Outcome]:
-        """Count the trials by outcome."""
-        return Counter(trial.outcome for trial in self.trials)
+        """Count the trials by outcome, without those that ran another one again."""
+        return Counter(trial.outcome for trial in self.trials if not trial.is_rerun)
 
     def time_left_s(self, num_left: int | None) -> float | None:
         """Estimate the seconds for `num_left` more trials, from those that ran."""

@@ -35,7 +35,10 @@ NOT_RUN = -1
 
 CONFIRMED_ON = "confirmed_on"
 """The name in `extra` of what a run that confirms a trial met beyond it, or why it could not, in a few words."""
-
+START = "start"
+"""The name in `extra` of what its start took, stage by stage, in a few words."""
+SAVED_START = "saved_start_s"
+"""The name in `extra` of the seconds of a start that it shared with a trial before it."""
 
 UNKNOWN_ERROR = 0.0
 """The standard error of a value of which nothing is known, such as that of a plain function."""
@@ -98,6 +101,11 @@ class Trial:
         return f"Trial({name}: {self.outcome}, {found}; {dict(self.params)})"
 
     @property
+    def name(self) -> str:
+        """What tables and lines call it; a run that repeats trial 3 is 3', and your own command is base."""
+        return "base" if self.is_baseline else str(self.number) if self.rerun_of is None else f"{self.rerun_of}'"
+
+    @property
     def mark(self) -> str:
         """What goes behind the trial's label wherever it is shown."""
         return AGAIN if self.is_rerun else ""
@@ -106,6 +114,11 @@ class Trial:
     def is_rerun(self) -> bool:
         """Whether it ran another trial again: it then stands for that one."""
         return self.rerun_of is not None
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether it counts as a trial: neither your own command nor a run that repeats another one."""
+        return not (self.is_baseline or self.is_rerun)
 
     @property
     def key(self) -> RunKey:
@@ -128,6 +141,12 @@ class Trial:
     def half_width(self) -> float | None:
         """Half of the value's 90% interval, relatively; None where nothing is known of it."""
         return None if self.error is None and self.spread is None else TO_90 * self.standard_error
+
+    @property
+    def alone_s(self) -> float | None:
+        """Seconds of a run of it with a start of its own; None where it did not run."""
+        saved_s = self.extra.get(SAVED_START)
+        return self.duration_s + saved_s if self.duration_s and isinstance(saved_s, float) else self.duration_s
 
     @property
     def ok(self) -> bool:

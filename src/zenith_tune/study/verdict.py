@@ -135,7 +135,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     half = study.gain_half_width
     assert half is not None
     reruns = [trial.is_rerun for trial in (best, study.baseline) if trial is not None]
-    is_confirmed = all(reruns) or (any(reruns) and study.is_clear)
+    is_confirmed = all(reruns) or (any(reruns) and study.is_settled)
     ties = tuple(study.number_of(trial) for trial in _ties(study))
     safer = _safer(study, memory_share, capacity_bytes)
     low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)

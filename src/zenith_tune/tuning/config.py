@@ -19,6 +19,7 @@ from zenith_tune.describe.gpu_catalog import public_price
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.hooks.injection import without_code
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.view import StudyHeader
@@ -275,6 +276,12 @@ class StudyConfig:
             same |= set() if own is None else {self.identify(own)}
         return frozenset(same)
 
+    def short_steps(self, params: Mapping[str, Any]) -> ShortSteps | None:
+        """Return the steps of fewer micro-batches that a run begins with; None: it has whole steps alone."""
+        if self.options.whole_steps or self.early_stop is None or not self.evaluator.reads_short_steps:
+            return None
+        return self.preset.short_steps(params)
+
     def with_budget(self, n_trials: int | None) -> StudyConfig:
         """Return the same study with a budget of `n_trials`, where that is given."""
         return self if n_trials is None else replace(self, options=replace(self.options, n_trials=n_trials))
@@ -333,6 +340,9 @@ class StudyConfig:
             notes.append(f"--train-hours counts for strategy guided alone, not for {self.strategy_name}")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:
             notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, 2026-08-22): see --price")
+        if self.runs_baseline and (short := self.short_steps({})) is not None:
+            numbers = f"{min(short.numbers)} to {max(short.numbers)} of its {short.whole} micro-batches"
+            notes.append(f"a run begins with steps of {numbers}, by which the whole step is known: see --whole-steps")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
 

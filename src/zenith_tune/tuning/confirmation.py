@@ -41,7 +41,7 @@ class Confirmation:
         if first is None:
             return self._own_again()
         is_due = self._side_by_side or self._session.config.preset.confirming(first.params) is not None
-        # Its first run, on a machine that may have been cold, is what is in doubt most, and may be all that is.
+        # Its first run, on a machine that may have been cold, is what is in doubt most, and often all that is.
         lines = [] if is_due else self._own_again()
         if not (is_due or self._is_in_doubt()):
             return [*lines, *self._drift()]
@@ -119,7 +119,7 @@ class Confirmation:
         """Tell whether a second run may change what is said of the gain."""
         study = self._session.study
         have_both = all(trial is not None and trial.is_rerun for trial in (study.best, study.baseline))
-        return self._claims_gain() and not have_both and (self._always or not study.is_clear)
+        return self._claims_gain() and not have_both and (self._always or not study.is_settled)
 
     def _verdict(self, first: Trial, again: Trial, gain: float | None, num_more: int, *, differs: bool) -> str:
         if gain is None:

@@ -17,6 +17,7 @@ from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progres
 from zenith_tune.evaluators.early_stop import Judgement, Stakes
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
 from zenith_tune.evaluators.failures.no_effect import disagreement
+from zenith_tune.hooks.injection import start_line, start_seconds
 from zenith_tune.record.export import trial_as_json
 from zenith_tune.runners.base import End, Job, JobResult, OnState, Runner, nobody_listens
 from zenith_tune.shell import ParsedCommand
@@ -25,8 +26,8 @@ from zenith_tune.study.faults import RetryPolicy, disk_full, is_system_fault
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.precision import relative_error
-from zenith_tune.study.resources import Resources
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.resources import InPlace, Resources
+from zenith_tune.study.trial import SAVED_START, START, Outcome, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.watch import EarlyEnd, SilenceWatch, TrialWatch
@@ -56,6 +57,8 @@ class TrialRequest:
     stakes: Callable[[], Stakes] = Stakes
     """What depends on its value, as it is by now."""
     resources: Resources = field(default_factory=Resources)
+    in_place: InPlace | None = None
+    """How a process that runs already may measure it; None: by a start of its own."""
     on_state: OnState = nobody_listens
     on_progress: Callable[[Progress, Judgement | None], None] = lambda progress, judgement: None
     is_cancelled: Callable[[], bool] = lambda: False
@@ -72,6 +75,8 @@ class TrialExecution:
         self._runner, self._patience = runner, patience
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
         self._secrets, self._repeats = config.secrets, config.options.repeats
+        self._start_s = 0.0
+        """What the last start of a process took."""
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None, job: Job | None = None) -> Trial:
         """Run the command, as often as repeats are asked for; a `job` that an earlier tuner started is waited for."""
@@ -102,15 +107,29 @@ class TrialExecution:
                 request.resources,
                 timeout_s=timeout_s,
                 on_state=request.on_state,
+                in_place=request.in_place if self._repeats == 1 else None,
             )
 
         return self._patience.call(submit)
+
+    def release(self) -> None:
+        """End a process that is kept for further points."""
+        self._runner.release()
 
     def _followed(self, job: Job, request: TrialRequest, files: TrialFolder, timeout_s: float | None) -> Trial:
         """Wait for a job and read what it left; one whose machine failed is started once more, elsewhere."""
         result, early = self._wait(job, request)
         if result.end is not End.LOST:
-            return self._read(request, files, result, early)
+            trial = self._read(request, files, result, early)
+            if not trial.ok:
+                self.release()  # what does not go well is no state to measure anything else in
+            if job.has_own_start:
+                return trial
+            if trial.outcome is not Outcome.ERROR:
+                line = f"{self._start_s:.0f} s saved: in a process that ran"
+                return replace(trial, extra={**trial.extra, START: line, SAVED_START: self._start_s})
+            files.forget_run("in_place")
+            return self._followed(self._submit(request, files, timeout_s), request, files, timeout_s)
         request.on_state(f"{result.reason}: starts once more")
         files.forget_run("lost")
         elsewhere = replace(request.resources, avoid=tuple(name for name in result.place.split(",") if name))
@@ -197,6 +216,9 @@ class TrialExecution:
             return self._trial(request, files, result, measured.outcome, **details), measured
         fields = {name: getattr(measured, name) for name in measured.__slots__}
         reason = early.reason if early is not None else None
+        if seconds := start_seconds(text):
+            self._start_s = sum(seconds.values())
+            fields["extra"] = {**measured.extra, START: start_line(seconds)}
         return self._trial(request, files, result, Outcome.OK, early=reason, **fields), None
 
     def _measure(self, text: str, request: TrialRequest, result: JobResult) -> Measurement | Failure:

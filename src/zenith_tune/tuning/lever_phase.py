@@ -158,7 +158,7 @@ class LeverPhase:
         # Of a step that is shorter by now each part that is left has a larger share.
         expected *= 1 + self._session.study.direction.gain(kept.trial.value or 0.0, over=self._first.value or 1.0)
         training_s = self._config.budget.training.seconds(kept.trial.step_s or 1.0)
-        cost_s = (kept.trial.duration_s or 0.0) * kept.trial.num_runs
+        cost_s = (kept.trial.alone_s or 0.0) * kept.trial.num_runs
         return bool(group) and expected >= least and expected * training_s > cost_s
 
     def _tried(self, kept: Kept, group: list[Lever]) -> Kept | None:

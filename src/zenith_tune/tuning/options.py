@@ -114,6 +114,9 @@ class TuneOptions:
         "--early-stop: how precisely a value must be known, in percent. [default: as precisely as is worth it]",
         metavar="PCT",
     )
+    whole_steps: bool = option(
+        "Make every step with the whole global batch: no run begins with steps of fewer micro-batches.", False
+    )
     baseline: bool = option("Run your own command first.", True, off="--no-baseline")
     output_dir: Path | str | None = option("Where studies are kept. [default: zenithtune-out]", metavar="PATH")
     study_name: str | None = option("The study's name. [default: preset and time]", metavar="NAME")

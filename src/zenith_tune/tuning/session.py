@@ -7,17 +7,20 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from zenith_tune.errors import OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
+from zenith_tune.errors import CommandError, OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
 from zenith_tune.evaluators.early_stop import MIN_SAMPLES, Stakes, study_drift
 from zenith_tune.evaluators.failures.failures import (
     FailureKind,
+    ending_lines,
     is_fault_of_the_command,
     refuse_hopeless,
     reported_capacity,
 )
 from zenith_tune.evaluators.failures.no_effect import refuse_without_effect
+from zenith_tune.hooks.injection import with_hook
+from zenith_tune.presets.shared.trial_hook import watched
 from zenith_tune.record.control import StudyControl
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyLock
@@ -148,6 +151,7 @@ class StudySession:
     def close(self) -> None:
         """Let go of the study."""
         try:
+            self._execution.release()
             if self._record is not None:
                 self._orphans.end(self._record)
         finally:
@@ -200,8 +204,8 @@ class StudySession:
         if not is_fault_of_the_command(trial):
             return
         log_path = self._execution.first_log(TrialFolder(trial.folder or self.config.place.folder.path))
-        self._notifier.noted(f"the end of {log_path}:")
-        for line in TrialLog(log_path).tail_lines(NUM_SHOWN_LINES):
+        self._notifier.noted(f"from {log_path}:")
+        for line in ending_lines(log_path, trial.cause, NUM_SHOWN_LINES):
             self._notifier.noted(f"  {mask(line, self.config.secrets)}")
         hint = "fix it, or search without it by --no-baseline"
         raise OwnCommandFails(f"your own command fails: {trial.cause}; {hint}")
@@ -348,14 +352,16 @@ class StudySession:
         name = YOUR_COMMAND if started.is_baseline else f"trial {started.number}"
         silence = SilenceWatch(self._silence, lambda line: self._notifier.noted(f"{name}: {line}"))
         try:
-            command = fill_placeholders(command, {TRIAL_FOLDER: str(folder.path)})[0]
+            begun, files = self._begun(command, started)
+            command, begun = (fill_placeholders(each, {TRIAL_FOLDER: str(folder.path)})[0] for each in (command, begun))
             request = TrialRequest(
                 trial=started,
                 command=command,
-                launched=self._preset.trial_command(command),
-                files=self._files(started),
+                launched=self._preset.trial_command(begun),
+                files=files,
                 stakes=self._stakes(started),
                 resources=self.config.resources,
+                in_place=self._preset.in_place(started.params) if started.params and not started.is_rerun else None,
                 on_state=lambda state: self._notifier.state(started.number, state),
                 on_progress=lambda progress, known: self._notifier.progress(started.number, progress, known),
                 is_cancelled=lambda: self._control.is_cancelled(started.number),
@@ -395,6 +401,16 @@ class StudySession:
         strategy = self.config.strategy
         return functools.cache(lambda: replace(stakes, predicted=strategy.expected_best()) if is_first else stakes)
 
+    def _begun(self, command: str, started: Trial) -> tuple[str, Mapping[str, str]]:
+        """Return a trial's command and files, with steps of fewer micro-batches at its start where that is exact."""
+        files, short = self._files(started), self.config.short_steps(started.params)
+        if short is None:
+            return command, files
+        try:
+            return watched(command), with_hook(files, "short_steps", asdict(short))
+        except CommandError:  # it takes no variable
+            return command, files
+
     def _files(self, trial: Trial) -> Mapping[str, str]:
         if not trial.params:
             return self._preset.baseline_files()
@@ -405,6 +421,7 @@ class StudySession:
         """Start no trial while somebody asked for a pause; those that run continue."""
         if not self._control.is_paused():
             return
+        self._execution.release()
         self._notifier.noted("paused: no further trial starts until it is continued")
         while self._control.is_paused():
             self._interruption.check()

@@ -59,7 +59,7 @@ class TrialLimits:
         if left_s is None:
             return
         # A trial that cannot come to its end would be paid for in vain.
-        least_s = SHORTEST * min((run.duration_s or 0.0 for run in self._study.runs if run.ok), default=0.0)
+        least_s = SHORTEST * min((run.alone_s or 0.0 for run in self._study.runs if run.ok), default=0.0)
         if left_s <= least_s:
             left = []
             if left_s > 0:
@@ -87,7 +87,7 @@ class TrialLimits:
             gpu_s=(spent_s(study) + running_s) * num_gpus, elapsed_s=self.elapsed_s, num_gpus=num_gpus
         )
         again = (study.best, study.baseline) if keeps and config.patience.confirms and not study.is_clear else ()
-        kept_s = CONFIRMING * sum((trial.duration_s or 0.0) * trial.num_runs for trial in again if trial is not None)
+        kept_s = CONFIRMING * sum((trial.alone_s or 0.0) * trial.num_runs for trial in again if trial is not None)
         # Trials that start together, and the repeats of one, share what is left.
         share = config.options.repeats * (self.num_slots if keeps else 1)
         return None if left_s is None else (left_s - kept_s) / share

@@ -14,6 +14,7 @@ from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyFolder, StudyLock
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
+from zenith_tune.study.trial import Outcome
 
 LONG = "megatron-lm-llama3-70b-on-the-new-cluster-with-fp8-and-the-long-sequences-of-november"
 
@@ -38,6 +39,15 @@ def test_every_study_of_the_folder_is_listed_the_newest_first(listed: Run) -> No
     assert (first["best"], first["unit"], first["state"]) == (61_000.0, "tokens/s", "ended")
     assert first["gain"] == pytest.approx(0.22)
     assert first["started_s"] > 0
+
+
+def test_a_study_of_which_no_run_went_well_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded(tmp_path / "out", [replace(BASELINE, outcome=Outcome.ERROR, value=None)])
+    lock = StudyLock(tmp_path / "out" / "studies.db", "s")
+    lock.acquire()
+    lock.release()
+    (study,) = as_json(running("list", capsys)(str(tmp_path / "out"), "--json"))["studies"]
+    assert (study["state"], study["num_trials"]) == ("failed", 0)
 
 
 def test_a_study_whose_own_command_is_the_fastest_has_no_gain(listed: Run) -> None:

@@ -31,6 +31,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  #
 from megatron.core.num_microbatches_calculator import (  # noqa: E402
     get_num_microbatches,
     init_num_microbatches_calculator,
+    update_num_microbatches,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
@@ -224,7 +225,13 @@ def train(options: argparse.Namespace) -> None:
     )
     data = [micro_batches(options) for _ in chunks]
     run_schedule = get_forward_backward_func()
+    consumed, in_loop = 0, get_num_microbatches()
     for iteration in range(1, options.train_iters + 1):
+        update_num_microbatches(consumed, consistency_check=False, verbose=True)
+        assert get_num_microbatches() == in_loop, "another one would be saved as a checkpoint"
+        update_num_microbatches(consumed, consistency_check=True, verbose=True)
+        batch = get_num_microbatches() * options.micro_batch_size * parallel_state.get_data_parallel_world_size()
+        consumed += batch
         start_s = time.perf_counter()
         for chunk in chunks:
             chunk.zero_grad_buffer()
@@ -243,19 +250,25 @@ def train(options: argparse.Namespace) -> None:
             loss = batch_loss(reports)
         elapsed_ms = (time.perf_counter() - start_s) * 1000
         if dist.get_rank() == dist.get_world_size() - 1:
-            print(iteration_line(options, iteration, elapsed_ms, loss, grad_norm), flush=True)
+            print(iteration_line(options, iteration, batch, consumed, elapsed_ms, loss, grad_norm), flush=True)
 
 
 def iteration_line(
-    options: argparse.Namespace, iteration: int, elapsed_ms: float, loss: float, grad_norm: float
+    options: argparse.Namespace,
+    iteration: int,
+    batch: int,
+    consumed: int,
+    elapsed_ms: float,
+    loss: float,
+    grad_norm: float,
 ) -> str:
     """Return one line as Megatron prints it."""
     fields = [
         f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{options.train_iters:8d}",
-        f"consumed samples: {iteration * options.global_batch_size:12d}",
+        f"consumed samples: {consumed:12d}",
         f"elapsed time per iteration (ms): {elapsed_ms:.1f}",
         f"learning rate: {options.lr:.6E}",
-        f"global batch size: {options.global_batch_size:5d}",
+        f"global batch size: {batch:5d}",
         f"lm loss: {loss:.6E}",
         "loss scale: 1.0",
         f"grad norm: {grad_norm:.3f}",

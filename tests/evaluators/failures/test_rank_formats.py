@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.data_folder import measured_data
-from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify
+from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, ending_lines
 from zenith_tune.evaluators.failures.rank_errors import split_prefix
 from zenith_tune.study.trial import Outcome
 from zenith_tune.study.trial_log import TrialLog
@@ -52,6 +53,24 @@ def report(
     lines += ["Root Cause (first observed failure):", "[0]:", f"  time      : 2026-11-15_{at}", "  host      : node0"]
     lines += [f"  rank      : {rank} (local_rank: 0)", f"  exitcode  : {exit_code} (pid: 1041)", "  error_file: <N/A>"]
     return marked(mark, [*lines, "  traceback : To enable traceback see: https://pytorch.org", "=" * 60])
+
+
+@pytest.mark.parametrize("mark", RANKED.values(), ids=RANKED)
+def test_what_is_shown_of_a_failed_log_is_the_traceback_of_the_rank_that_failed(tmp_path: Path, mark: str) -> None:
+    others = marked(mark, traced("ConnectionResetError: Connection reset by peer"), 0)
+    log = others + marked(mark, traced(CAUSE), 3) + marked("", traced("ChildFailedError:")) + report(3, 1)
+    path = tmp_path / "log.txt"
+    path.write_text(log)
+    shown = ending_lines(path, failure(log).message, 20)
+    assert [len(shown), shown[-1].endswith(CAUSE)] == [4, True] and "Traceback" in shown[0]
+    assert [line.endswith(CAUSE) for line in ending_lines(path, failure(log).message, 1)] == [True]
+
+
+def test_what_is_shown_of_a_log_without_the_cause_is_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(marked("", traced(CAUSE)) + "slurmstepd: error: CANCELLED\n")
+    for cause in (None, "killed by SIGTERM"):
+        assert ending_lines(path, cause, 1) == ["slurmstepd: error: CANCELLED"]
 
 
 def failure(log: str, exit_code: int | None = 1) -> Failure:

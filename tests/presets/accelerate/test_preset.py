@@ -142,7 +142,7 @@ def test_the_baseline_is_the_users_own_command_with_the_hook(tmp_path: Path) -> 
     assert preset.baseline_command(text) == text.replace(
         "accelerate launch", "env PYTHONPATH={trial_folder}/hook${PYTHONPATH:+:$PYTHONPATH} accelerate launch"
     )
-    names = ("__init__", "process", "accelerate", "model")
+    names = ("__init__", "process", "stages", "accelerate", "model")
     package = {f"hook/zenithtune_hooks/{name}.py" for name in names}
     assert set(preset.baseline_files()) == {"hook/sitecustomize.py", "hook/hooks.json", *package}
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -273,3 +274,17 @@ def test_a_log_of_two_gigabytes_without_newlines_does_not_fill_memory(tmp_path: 
         assert peak_kib < 400 * 1024
     finally:
         (tmp_path / "log.txt").unlink()
+
+
+def test_trials_keep_the_caches_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")
+    for name in names:
+        monkeypatch.setenv(name, f"/caches/{name}")
+    code = "import os, sys, tempfile; "
+    code += "print(os.getcwd(), os.path.expanduser('~'), tempfile.gettempdir(), *map(os.environ.get, sys.argv[1:]))"
+    own = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True).stdout
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        command = shlex.join([sys.executable, "-c", code, *names])
+        assert LocalRunner().submit(command, tmp_path / name, Resources()).wait().exit_code == 0
+        assert (tmp_path / name / "log.txt").read_text() == own

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError, UsageError
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
@@ -16,7 +17,8 @@ from zenith_tune.layouts.layout import named_axes
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.study.trial_log import clean_line
+from zenith_tune.study.trial_log import LINE_LENGTH, TrialLog, clean_line
+from zenith_tune.units import MIB
 
 
 class FailureKind(StrEnum):
@@ -184,6 +186,21 @@ def names_unknown_option(cause: str | None) -> bool:
     True
     """
     return cause is not None and _UNKNOWN_OPTION.search(cause) is not None
+
+
+QUOTED = 60
+"""How much of an exception's text shows that a cause states it."""
+
+
+def ending_lines(path: Path, cause: str | None, count: int, limit: int = LINE_LENGTH) -> list[str]:
+    """Return the last lines of a log, or of the traceback behind the cause: launchers report below it, at length."""
+    log = TrialLog(path)
+    text = log.text(MIB) if cause else ""
+    root = _root_cause(text)
+    error = first_error(text, root.rank if root else None)
+    if error is None or not error.lines or clean_line(error.text)[:QUOTED] not in (cause or ""):
+        return log.tail_lines(count, limit)
+    return [clean_line(line, limit) for line in error.lines[-count:]]
 
 
 def hidden_failure(log: str, *, has_value: bool) -> Failure | None:

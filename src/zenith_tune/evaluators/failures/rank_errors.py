@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from zenith_tune.study.trial_log import clean_line, without_escapes
@@ -64,6 +64,8 @@ class RankError:
     rank: int | None
     is_aside: bool = False
     """Whether it was raised in a side thread, or by an import that programs often survive."""
+    lines: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Its traceback, as its rank wrote it."""
 
     @property
     def name(self) -> str:
@@ -178,11 +180,13 @@ def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: boo
     # Torchrun repeats a worker's traceback inside its own report, two blanks further in.
     indent = "  " if "traceback : " in line_at(log, position) else ""
     following = _lines_after(log, position, limit)
+    lines = [line_at(log, position)]
     for walked, line in enumerate(following, start=1):
         other, rest = _split_speaker(line)
         rest = rest.removeprefix(indent)
         if other != speaker or not rest.strip():
             continue
+        lines.append(line)
         if rest[0].isspace():
             source = rest.strip() if rest.lstrip().startswith("assert ") else source
             continue
@@ -192,7 +196,8 @@ def _walk(log: str, position: int, speaker: _Speaker, limit: int, in_thread: boo
             if _VALIDATION.match(text):
                 text = f"{text}: {_first_field(following, speaker, indent)}"
             aside = in_thread or kind in ("ImportError", "ModuleNotFoundError")
-            return RankError(type=kind, text=text, rank=speaker.rank, is_aside=aside), walked
+            error = RankError(type=kind, text=text, rank=speaker.rank, is_aside=aside, lines=tuple(lines))
+            return error, walked
     return None, limit
 
 

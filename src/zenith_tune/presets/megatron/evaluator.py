@@ -88,6 +88,7 @@ class MegatronEvaluator(SpeedEvaluator):
 
     units = UNITS
     objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
+    reads_short_steps = True
 
     def __init__(self, objective: str | None = None, gbs: int | None = None, seq: int | None = None) -> None:
         super().__init__(objective or ("tokens_per_s" if gbs and seq else "throughput"), gbs=gbs, seq=seq)

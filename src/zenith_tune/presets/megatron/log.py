@@ -11,15 +11,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from zenith_tune.evaluators.base import BATCH
+from zenith_tune.evaluators.short_steps import as_whole
 from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes, read_number
 from zenith_tune.presets.megatron.swift_log import read_swift_steps
 from zenith_tune.study.parameters import Value
 from zenith_tune.units import MIB, whole
 
 # The pattern starts with a plain word, which lets the search skip quickly over megabytes of other text.
-_START = re.compile(r"iteration[ \t]{1,20}([0-9]{1,12})/[ \t]{0,20}[0-9]{1,12}[ \t]{0,4}\|")
+_START = re.compile(r"iteration[ \t]{1,20}([0-9]{1,12})/[ \t]{0,20}([0-9]{1,12})[ \t]{0,4}\|")
 # A report of one rank: `[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 2.0 | ...`, to
 # which Megatron-LM 0.20 may add ` | total device memory used: 5.0`.
 # Megatron-Bridge's is in units of 10^9 bytes: `memory (GB) | mem-max-reserved-gigabytes: 2.0 | ...`.
@@ -42,10 +44,11 @@ def read_steps(log: str) -> LoggedSteps:
         for pattern in (_RESERVED, _ALLOCATED)
     )
     extra: dict[str, Value] = {"peak_allocated_bytes": most} if (most := max(allocated, default=0)) else {}
-    if steps and (batch := steps[-1].samples):
-        extra[BATCH] = batch
     peak = max([*reserved, *(step.memory_bytes for step in steps if step.memory_bytes)], default=None)
-    return LoggedSteps(steps=steps, peak_bytes=peak, extra=extra)
+    logged = as_whole(LoggedSteps(steps=steps, peak_bytes=peak), log)
+    if logged.steps and (batch := logged.steps[-1].samples):
+        extra[BATCH] = batch
+    return replace(logged, extra=extra)
 
 
 def read_bridge_steps(log: str) -> LoggedSteps:
@@ -102,4 +105,5 @@ def _step(match: re.Match[str], fields: Mapping[str, str]) -> Step | None:
         flaw=first_flaw(fields),
         has_loss="lm loss" in fields,
         position=match.start(),
+        is_last=int(match[1]) == int(match[2]),
     )

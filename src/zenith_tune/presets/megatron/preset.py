@@ -13,6 +13,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MOST, is_local
 from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.hooks.injection import HOOK_PATH, hook_events, hook_files
 from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
@@ -21,6 +22,7 @@ from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever, lever_label
 from zenith_tune.presets.megatron.job import (
+    FULLY_SHARDED,
     MAX_GPUS,
     PRESET,
     MegatronJob,
@@ -48,6 +50,7 @@ from zenith_tune.presets.megatron.written import (
     measured_command,
     refuse_unwritable,
     routing_notes,
+    short_steps,
     wanted_switches,
     written_command,
 )
@@ -143,6 +146,8 @@ def _log(job: MegatronJob) -> list[str]:
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp")
+REPLACED = {"zero": {"fsdp", "torch_fsdp2"}, "recompute": {MODULES}}
+"""Levers that take the place of what a point says."""
 
 
 P = TypeVar("P", bound=PointSpace)
@@ -224,7 +229,14 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
         return self._space.planned_layouts(table)
 
     def planned_layout(self, command: str, params: Mapping[str, Value]) -> Layout:
-        return self._of(command).planned_layout(params)
+        """Return the layout of a point; with levers, which may recompute or shard otherwise, that of its command."""
+        space = self._of(command)
+        layout = space.planned_layout(params)
+        if params.keys() <= space.choices.keys():
+            return layout
+        final = read_job(self.apply_parameters(command, params), self._given)
+        at, zero = final.start, FULLY_SHARDED if final.is_fully_sharded else final.start.zero
+        return replace(layout, zero=zero, recompute=at.recompute, recompute_layers=at.recompute_layers)
 
     def tries(self, layout: Layout) -> bool:
         return self._usual_space.tries(layout)
@@ -288,19 +300,25 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
         """Return the command as it is measured, where options can be added to it."""
         return measured_command(command, self._space.job)
 
+    def short_steps(self, params: Mapping[str, Value]) -> ShortSteps | None:
+        job = self._space.job
+        layout = self._space.layout(params) if params else job.start
+        return short_steps(job, layout, params, self.train_steps(""))
+
     def resources(self, command: str) -> Resources:
         job = self._of(command).job
         return run_resources(command, job.run, job.start.num_gpus)
 
     def label(self, params: Mapping[str, Value]) -> str:
         """Return a point in a few words; what is 1, or none, goes without saying."""
+        replaced = {name for name, levers in REPLACED.items() if levers & params.keys()}
         words = [f"{name.upper()}{params[name]}" for name in SIZES if params[name] != 1]
-        if "zero" in params:
+        if "zero" in params.keys() - replaced:
             words.append(f"Z{params['zero']}")
         words.append(f"mbs{params['mbs']}")
         if "sequence_parallel" in params and params["tp"] != 1:
             words.append("SP" if params["sequence_parallel"] else "no SP")
-        if params["recompute"] != "none":
+        if params["recompute"] != "none" and "recompute" not in replaced:
             words.append(str(params["recompute"]))
         if params.get("overlap", "none") != "none":
             words.append(f"overlap {params['overlap']}")

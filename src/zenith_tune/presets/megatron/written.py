@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.megatron.command import without_layout
 from zenith_tune.presets.megatron.job import BALANCED, MegatronJob
@@ -51,6 +52,8 @@ WRITTEN: Mapping[str, tuple[str, ...]] = {
 """The options that each parameter sets or takes away."""
 SET_ONLY = frozenset((*(SIZES | EXPERTS).values(), MODULES))
 """Those that are never taken away: Megatron takes the last value of an option that is given twice."""
+MIN_WHOLE_STEPS = 3
+"""Whole steps that must be left to a run that begins with short ones."""
 
 
 def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapping[str, Value]) -> str:
@@ -104,6 +107,31 @@ def measured_command(command: str, job: MegatronJob) -> str:
         return command
     wanted: Wanted = {LOG_INTERVAL: 1, **({BALANCED_ROUTING: True} if job.routing == BALANCED else {})}
     return with_options(ParsedCommand.of(command), wanted).text
+
+
+UNEQUAL_STEPS = (
+    *("--rampup-batch-size", "--step-batch-size-schedule", "--decrease-batch-size-if-needed"),
+    *("--enable-cuda-graph", "--external-cuda-graph", "--cuda-graph-impl"),
+    *("--defer-embedding-wgrad-compute", "--hybrid-context-parallel", "--iterations-to-skip", "--perform-rl-step"),
+)
+"""Options by which a step is not a fixed part and equal micro-batches, or cannot have fewer: graphs hold them all."""
+GROUP = "--microbatch-group-size-per-virtual-pipeline-stage"
+
+
+def short_steps(
+    job: MegatronJob, layout: Layout, levers: Mapping[str, Value], num_steps: int | None
+) -> ShortSteps | None:
+    """Return the steps of fewer micro-batches that a run of a layout may begin with, as far as these are equal."""
+    args, is_logged = job.args, job.takes_options or job.args.text(LOG_INTERVAL) == "1"
+    is_balanced = not job.has_experts or job.routing == BALANCED or args.has(BALANCED_ROUTING)
+    switches = lever_options(job, levers)
+    if not (is_logged and is_balanced) or any(args.has(option) or option in switches for option in UNEQUAL_STEPS):
+        return None
+    group = (args.count(GROUP) or layout.pp) if layout.vp > 1 else 0
+    found = ShortSteps.of(layout.num_micro_batches, stages=layout.pp, group=group)
+    last = min((each for each in (num_steps, args.count("--exit-interval")) if each), default=None)
+    # A run that ends sooner shall have whole steps too.
+    return None if found is None or (last is not None and last < len(found.numbers) + MIN_WHOLE_STEPS) else found
 
 
 def routing_notes(job: MegatronJob) -> list[str]:

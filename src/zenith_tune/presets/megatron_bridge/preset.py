@@ -127,6 +127,9 @@ class MegatronBridgePreset(MegatronLmPreset):
         more = self._config.overrides({**routing}) if self._config else {}
         return ParsedCommand.of(command).override({**IN_TRIALS, **more}).text
 
+    def short_steps(self, params: Mapping[str, Value]) -> None:
+        """Return none: what its data loaders make of fewer micro-batches is not known."""
+
     def logged_as(self, params: Mapping[str, Value]) -> dict[str, Value]:
         return {}  # the evaluator compares the configuration itself
 

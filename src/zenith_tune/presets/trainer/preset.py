@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -34,7 +35,8 @@ from zenith_tune.presets.trainer.levers import LEVERS, PACKAGES, REPORTED
 from zenith_tune.presets.trainer.log import SAMPLE_PACKING, TrainerRun
 from zenith_tune.presets.trainer.space import TrainerSpace
 from zenith_tune.study.parameters import Value
-from zenith_tune.study.resources import Resources
+from zenith_tune.study.resources import InPlace, Resources
+from zenith_tune.study.trial import Trial
 
 AUTO_BATCH = "auto_find_batch_size"
 IN_TRIALS: dict[str, Any] = {
@@ -66,6 +68,8 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
     title, declared, hook, file_stem = PRESET, LEVERS, "trainer", FILE_STEM
     dialect: ClassVar[Dialect | None] = None
     """How the program spells arguments, where it has names of its own for them."""
+    _arrives = False
+    """Whether a trial has trained with another micro-batch than the user's own command."""
 
     def _read_job(self, command: str) -> TrainerJob:
         return read_job(command, self._given, self.dialect)
@@ -88,6 +92,21 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         values = self._carried(params, Carrier.HOOK)
         files = {**self._trial_hook(values, meets_longest=True), **self._argument_file(params)}
         return ConfirmingRun(meets="the longest samples", files=files, smaller=self._space.smaller(params))
+
+    def in_place(self, params: Mapping[str, Value]) -> InPlace | None:
+        """Return the batch, and gradient checkpointing of a plain Trainer on one rank: a training begins with them."""
+        job, arguments = self._space.job, self._space.arguments(params)
+        if self.dialect is not None or job.trainer is None:
+            return None
+        is_plain = job.num_processes == 1 and job.trainer.kind == "Trainer"
+        names = (MICRO_BATCH, ACCUMULATION, *((CHECKPOINTING,) if is_plain else ()))
+        values = {name: arguments.pop(name) for name in names if name in arguments}
+        shares = json.dumps(arguments, sort_keys=True)
+        return InPlace(values=values, shares=shares, is_proven=self._arrives)
+
+    def observe(self, trial: Trial) -> None:
+        super().observe(trial)
+        self._arrives |= trial.ok and trial.params.get(MBS) not in (None, self._space.job.micro_batch)
 
     def resources(self, command: str) -> Resources:
         return launched_resources(command, self.dialect.num_processes(command) if self.dialect else None)
@@ -123,7 +142,9 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
             "packages": PACKAGES,
             **({"longest": True} if meets_longest else {}),
         }
-        return hook_files({"trainer": settings}, "accelerate", "model", *(("longest",) if meets_longest else ()))
+        return hook_files(
+            {"trainer": settings}, "accelerate", "model", "orders", *(("longest",) if meets_longest else ())
+        )
 
     def evaluator(self) -> TuningEvaluator:
         job = self._space.job

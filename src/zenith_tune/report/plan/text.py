@@ -19,7 +19,7 @@ from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, chan
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.presets.emission import Emission
 from zenith_tune.study.files import write_output
-from zenith_tune.units import GIB, count, format_bytes, format_gain, format_seconds, format_spread
+from zenith_tune.units import GIB, count, format_bytes, format_gain, format_range, format_seconds
 
 MAX_STAGES = 6
 LEAST_SHARE = 0.0005
@@ -29,16 +29,18 @@ _STYLE: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 1, 0, 0
 
 
 def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -> Table:
-    """Return layouts as a table, in their order."""
+    """Return layouts as a table, in their order; those of one cluster with the step that they are ranked by."""
     table = Table(**_STYLE)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("layout", min_width=24)
-    for name in (*(["GPUs"] if show_gpus else []), "step", "tok/s/GPU", "MFU", "GiB (left)", "OOM"):
+    heads = ["GPUs", "step"] if show_gpus else ["step", "step,\nrisk\ncounted"]
+    for name in (*heads, "tok/s/GPU", "MFU", "GiB (left)", "OOM"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     for number, planned in enumerate(layouts, start=1):
-        gpus = [Text(str(planned.layout.num_gpus))] if show_gpus else []
-        cells = [Text(str(number)), Text(planned.name), *gpus, *_cells(planned)]
+        step, risky = Text(format_seconds(planned.step_s)), Text(format_seconds(planned.expected_s))
+        times = [Text(str(planned.layout.num_gpus)), step] if show_gpus else [step, risky]
+        cells = [Text(str(number)), Text(planned.name), *times, *_cells(planned)]
         table.add_row(*cells, style="bold" if number == 1 else "")
     return table
 
@@ -90,7 +92,6 @@ def _table(first: str, *others: str) -> Table:
 def _cells(planned: PlannedLayout) -> list[Text]:
     risk = planned.oom_probability
     return [
-        Text(format_seconds(planned.step_s)),
         Text(f"{planned.tokens_per_s_per_gpu:,.0f}"),
         Text(f"{planned.mfu:.1%}"),
         Text(f"{planned.memory_bytes / GIB:.1f} ({planned.headroom_bytes / GIB:.1f})"),
@@ -99,7 +100,7 @@ def _cells(planned: PlannedLayout) -> list[Text]:
     ]
 
 
-MAX_WIDTH = 100
+MAX_WIDTH = 110
 """Columns that a line has at most; a row of the table goes into them."""
 MAX_PROBLEMS = 8
 
@@ -244,7 +245,7 @@ def _worth(step: Step) -> str:
 def _title(plan: Plan) -> str:
     size = f"{plan.model.num_params / 1e9:.1f}B parameters"
     job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}, {plan.job.framework.name}"
-    spread = f"; step{format_spread(plan.best[0].step_spread)}" if plan.best else ""
+    spread = f"; step{format_range(plan.best[0].step_half_width)}" if plan.best else ""
     return f"{plan.model.name} ({size}) on {plan.cluster.name}: {job}{spread}"
 
 

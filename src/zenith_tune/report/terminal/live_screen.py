@@ -108,8 +108,8 @@ class LiveScreen:
     def begin(self, study: Study, pace: StudyPace, first_state: str = FIRST_STATE) -> None:
         self._first_state, self._pace, self._study = first_state, pace, study
 
-    def start(self, number: int, label: str, why: str = "") -> None:
-        self._running[number] = _Running(label=label, why=why, state=self._first_state)
+    def start(self, number: int, label: str, why: str = "", name: str = "") -> None:
+        self._running[number] = _Running(name=name or str(number), label=label, why=why, state=self._first_state)
 
     def state(self, number: int, state: str) -> None:
         if (running := self._running.get(number)) is not None:
@@ -138,8 +138,7 @@ class LiveScreen:
         best = self._study.fastest
         parts = []
         if best is not None and best.value is not None:
-            first = self._study.first_run(best) or best
-            who = "your command" if best.is_baseline else f"trial {first.number}"
+            who = "your command" if best.is_baseline else f"trial {best.name}"
             parts.append(f"best {format_value(best.value)} ({who})")
         return ", ".join([*parts, *self._pace.describe(self._study)]) or "no value yet"
 
@@ -149,7 +148,7 @@ class LiveScreen:
             rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
             cells = TrialRow.of_trial(trial, label).cells(*NAMES)
             ended.append(ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest))
-        running = [running.row(number) for number, running in list(self._running.items())]
+        running = [running.row() for running in list(self._running.values())]
         bar = self._pace.bar(self._study) if self._study is not None else ""
         return DrawnTrials(ended, running, f"{bar} {self.status()}".strip())
 
@@ -188,6 +187,7 @@ class DrawnTrials:
 class _Running:
     """A trial that runs."""
 
+    name: str
     label: str
     why: str
     state: str
@@ -198,9 +198,9 @@ class _Running:
     peak_memory_bytes: int | None = None
     start: float = field(default_factory=time.monotonic)
 
-    def row(self, number: int) -> ScreenRow:
+    def row(self) -> ScreenRow:
         row = TrialRow(
-            number=number,
+            name=self.name,
             label=self.label,
             state=self.state,
             is_baseline=self.label.startswith(YOUR_COMMAND),

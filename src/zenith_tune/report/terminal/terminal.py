@@ -14,13 +14,12 @@ from zenith_tune.record.export import batch_note
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.trial_table import LABEL, MAX_ROWS, early_lines, failure_lines, trial_line, trial_table
-from zenith_tune.report.trial_row import trial_name
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import EndReason, Study
-from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Findings, Outcome, Trial
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import count, format_bytes, format_gain, format_spread, format_value
+from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
 
 GAP = "  "
 MAX_NAMED = 12
@@ -96,7 +95,7 @@ class TerminalReporter(StudyListener):
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         self._labels[number] = label
-        self._screen.start(number, label, why)
+        self._screen.start(number, label, why, self._name(number))
         if why:
             # Above the live screen too: the reasons are what is left to read once it is gone.
             self._say(f"trial {self._name(number):>4}  {label:<{LABEL}}  starts    {why}")
@@ -162,12 +161,12 @@ class TerminalReporter(StudyListener):
         extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
-        num_again = sum(trial.is_rerun for trial in study.trials)
-        shown += f" ({num_again} to confirm)" if num_again else ""
-        self._say(f"{count(len(study.trials), 'trial')}{shown}: {counts or 'none finished'}{extra}")
+        num_again = len(study.trials) - study.num_searched
+        shown += f" and {count(num_again, 'repeated run')}" if num_again else ""
+        self._say(f"{count(study.num_searched, 'trial')}{shown}: {counts or 'none finished'}{extra}")
         if over := [trial for trial in study.trials if trial.ok and not study.is_within_limit(trial)]:
             limit = format_bytes(study.memory_limit_bytes or 0)
-            names = ", ".join(str(trial.number) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
+            names = ", ".join(trial.name for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
             self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
         for line in (*early_lines(study), *failure_lines(study)):
             self._say(line)
@@ -179,10 +178,10 @@ class TerminalReporter(StudyListener):
             self._print_warnings(end)  # that there is none is the verdict
             return
         first = study.first_run(fastest) or fastest
-        who = "your own command" if fastest.is_baseline else f"trial {first.number}"
+        who = "your own command" if fastest.is_baseline else f"trial {fastest.name}"
         label = self._labels.get(first.number, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
-        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_spread(fastest.half_width)}")
+        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_range(fastest.half_width)}")
         if not fastest.is_baseline:
             self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
         self._print_gain(study)
@@ -210,13 +209,16 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_spread(study.gain_half_width)}" * study.is_within_noise
+            noise = f", within the noise of{format_range(study.gain_half_width)}" * study.is_within_noise
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)
 
     def _name(self, number: int) -> str:
-        return trial_name(number, is_baseline=self._labels.get(number, "").startswith(YOUR_COMMAND))
+        """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
+        label = self._labels.get(number, "")
+        first = next((each for each, known in self._labels.items() if known + AGAIN == label), None)
+        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}'"
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""

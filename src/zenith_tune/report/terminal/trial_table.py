@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from zenith_tune.report.trial_row import TrialRow, trial_name
+from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import format_bytes, format_value
@@ -20,7 +20,8 @@ def trial_table(study: Study, labels: dict[int, str]) -> Table:
     """Return the trials as a table that fits 80 columns; of a long study, the best ones."""
     rows = _rows(study, _chosen(study))
     unit = next((trial.unit for trial in rows if trial.unit), "")
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=f"value in {unit}" if unit else None)
+    caption = f"value in {unit}, ± half of its 90% range" if unit else None
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=caption)
     table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold", min_width=16)
     for name in ("outcome", "value", "gain", "memory", "time"):
@@ -42,8 +43,8 @@ def failure_lines(study: Study) -> list[str]:
 def early_lines(study: Study) -> list[str]:
     """Return one line per reason for which trials were stopped early: how many, which, and an example."""
     groups: dict[str, list[Trial]] = {}
-    for trial in _rows(study, study.trials):
-        if trial.early is not None:
+    for trial in study.trials:
+        if trial.early is not None and not trial.is_rerun:
             groups.setdefault(_early_kind(trial.early), []).append(trial)
     return [
         f"  {len(trials)} stopped early (trial {_numbers(trials)}){', e.g.' if trials[1:] else ':'} {trials[0].early}"
@@ -51,12 +52,8 @@ def early_lines(study: Study) -> list[str]:
     ]
 
 
-def _name(trial: Trial) -> str:
-    return trial_name(trial.number, is_baseline=trial.is_baseline)
-
-
 def _numbers(trials: list[Trial]) -> str:
-    shown = ", ".join(_name(trial) for trial in trials[:_MAX_NUMBERS])
+    shown = ", ".join(trial.name for trial in trials[:_MAX_NUMBERS])
     return shown if len(trials) <= _MAX_NUMBERS else f"{shown}, ..."
 
 
@@ -99,7 +96,7 @@ WHOLE, FRACTION = 7, 5
 
 def trial_line(trial: Trial, label: str, status: str) -> Text:
     """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
-    line = Text(f"trial {_name(trial):>4}  {_cut(label, LABEL):<{LABEL}}  ")
+    line = Text(f"trial {trial.name:>4}  {_cut(label, LABEL):<{LABEL}}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
     parts = [_measured(trial) if trial.value is not None else f" {_cut(trial.cause or '', _MAX_CAUSE)}"]
     parts += [label] if len(label) > LABEL and not trial.why else []  # the line of its start has it whole

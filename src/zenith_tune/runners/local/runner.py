@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from zenith_tune.runners.base import End, Job, JobRequest, JobResult, Runner, RunnerRegistry, check_seconds
@@ -25,7 +27,7 @@ from zenith_tune.runners.launch.process_tree import (
 from zenith_tune.runners.local.gpu_usage import GpuWatch
 from zenith_tune.runners.local.room import LocalRoom, Slot, named_gpus
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.files import TrialFolder, file_mode
+from zenith_tune.study.files import TrialFolder, file_mode, write_atomically
 from zenith_tune.study.resources import Resources
 
 # The trial's own shell notes who it is before the command starts and how it ended after, because both must be
@@ -41,6 +43,7 @@ umask "$private"
 printf '%s\\n' "$code" > "$ZENITHTUNE_TRIAL_FOLDER/exit_code"
 exit "$code"
 """
+_POINT_POLL_S = 0.1
 _MAX_POLL_S = 1.0
 """A signal that comes just before the main thread begins to wait does not wake it."""
 
@@ -66,6 +69,8 @@ class LocalRunner(Runner):
         self._stop_reader, self._stop_writer = os.pipe()
         os.set_blocking(self._stop_reader, False)
         self.is_closed = False
+        self._kept: PointJob | None = None
+        """The last trial, where its process may take on another."""
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         self.room, self.note = LocalRoom.of(resources, parallel, os.environ)
@@ -73,7 +78,19 @@ class LocalRunner(Runner):
         self.shares_nodes = self.num_slots > 1
 
     def start(self, request: JobRequest) -> Job:
-        return LocalJob(self, request)
+        if self._kept is not None and self._kept.is_fit_for(request):
+            self._kept = PointJob(self, request, self._kept.process)
+            return self._kept
+        self.release()
+        if request.in_place is None or self.num_slots > 1:
+            return LocalJob(self, request)
+        self._kept = PointJob(self, request)
+        return self._kept
+
+    def release(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.process.cancel()
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -104,6 +121,7 @@ class LocalRunner(Runner):
 
     def close(self) -> None:
         if not self.is_closed:
+            self.release()
             self.is_closed = True
             os.close(self._stop_reader)
             os.close(self._stop_writer)
@@ -131,12 +149,20 @@ class LocalJob(Job):
         self.slot = self.runner.room.take()
         try:
             self.spawn(self.slot.command(self.request.command), self.slot.environment())
-            self._gpus = GpuWatch(self.slot.gpus or named_gpus(os.environ))
+            self.watch_gpus()
         except BaseException:
             self.runner.room.give_back(self.slot)
             raise
         if self.slot.place:
             self.request.on_state(f"running on {self.slot.place}")
+
+    def watch_gpus(self) -> None:
+        """Look at its GPUs from now on."""
+        self._gpus = GpuWatch(self.slot.gpus or named_gpus(os.environ))
+
+    def usage(self) -> dict[str, float]:
+        """Return how busy its GPUs were, and look no longer."""
+        return self._gpus.end() if self._gpus is not None else {}
 
     def spawn(self, command: str, variables: Mapping[str, str] | None = None) -> None:
         """Start the process group."""
@@ -162,7 +188,7 @@ class LocalJob(Job):
 
     def collect(self, end: End) -> JobResult:
         """End what is left of the process group, and return how it ended."""
-        ran_s, usage = self.ran_s(), self._gpus.end() if self._gpus is not None else {}
+        ran_s, usage = self.ran_s(), self.usage()
         # A command that is over may have left something running in the background. That is ended before the leader
         # is reaped: until then nobody else can be given its pid.
         self._tree.end(self.runner.grace_s, self.runner.in_a_hurry)
@@ -175,6 +201,69 @@ class LocalJob(Job):
         self.runner.room.give_back(self.slot)
         exit_code = code if end is End.EXITED else None
         return JobResult(end=end, exit_code=exit_code, duration_s=ran_s, place=self.slot.place, usage=usage)
+
+
+class PointProcess(LocalJob):
+    """The process of one point or several, each of which counts as a job."""
+
+    def __init__(self, runner: LocalRunner, request: JobRequest) -> None:
+        super().__init__(runner, replace(request, timeout_s=None))
+        runner.count_jobs(-1)
+
+    def _finish(self, result: JobResult) -> None:
+        self._result = result
+
+
+class PointJob(Job):
+    """The measurement of one point, by a process that may take on another after it."""
+
+    runner: LocalRunner
+
+    def __init__(self, runner: LocalRunner, request: JobRequest, process: PointProcess | None = None) -> None:
+        self.has_own_start = process is None
+        self._running = process
+        super().__init__(runner, request)
+
+    def start(self) -> None:
+        if self._running is None:
+            self.files.orders.touch()
+            self.process = PointProcess(self.runner, self.request)
+            self.began = self.process.began
+            return
+        self.process, self.began = self._running, time.monotonic()
+        first, in_place = self.process.files, self.request.in_place
+        assert in_place is not None, "it is fit for the process"
+        write_atomically(self.files.process, first.read(first.process))
+        self.files.log.touch(mode=file_mode(self.files.path))
+        order = {"log": str(self.files.log), "measured": str(self.files.measured), "set": dict(in_place.values)}
+        write_atomically(first.orders, json.dumps(order))
+        self.process.watch_gpus()
+
+    def is_fit_for(self, request: JobRequest) -> bool:
+        """Return whether the process may take on another point: it takes orders, and all else is the same."""
+        own, other = self.request.in_place, request.in_place
+        is_like = own is not None and other is not None and other.is_proven and own.shares == other.shares
+        runs = is_like and self._result is not None and self.process.poll() is None
+        return runs and self.request.resources == request.resources and self.process.files.orders.exists()
+
+    def look(self) -> JobResult | None:
+        if self.files.measured.exists():
+            return self._over(End.EXITED, 0)
+        result = self.process.poll()
+        return replace(result, duration_s=self.ran_s()) if result is not None else None
+
+    def pause(self, limit_s: float) -> None:
+        self.process.pause(min(limit_s, _POINT_POLL_S))
+
+    def kill(self, end: End) -> JobResult:
+        if end is End.STOPPED and self.process.files.orders.exists() and not self.runner.num_interrupts:
+            return self._over(end)  # it takes the next order after the step that it is at
+        self.process.cancel()
+        return self._over(end)
+
+    def _over(self, end: End, exit_code: int | None = None) -> JobResult:
+        place, usage = self.process.slot.place, self.process.usage()
+        return JobResult(end=end, exit_code=exit_code, duration_s=self.ran_s(), place=place, usage=usage)
 
 
 def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ const make = (tag, attributes, ...children) => {
 const shown = (text) => text.replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
 const setText = (node, text) => { if (node.textContent !== shown(text)) node.textContent = shown(text); };
 const byNumber = (trials) => new Map(trials.map((trial) => [trial.number, trial]));
-const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.number}`);
+const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.name}`);
 const plain = (value) => (Math.abs(value) >= 1e4 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4))));
 const clock = (seconds) => {
   const whole = Math.max(0, Math.round(seconds));
@@ -52,6 +52,7 @@ document.getElementById("top").after(make("section", { class: "live", id: "live-
 
 const WORDS = {
   running: () => "live", pausing: () => "pausing: what runs finishes", paused: () => "paused", ended: () => "ended: the study is over",
+  failed: () => "failed: no run of it went well",
   stopped: () => "stopped: its tuner is gone; zenithtune optimize --resume continues it", unreadable: (live) => `cannot be read: ${live.problem}`,
 };
 function drawBar() {

@@ -19,6 +19,7 @@ from zenith_tune.planner.limits import RISK
 from zenith_tune.strategies.guided.posteriors import MemoryPosterior, TimePosterior
 from zenith_tune.strategies.guided.prior import Prior, normal_cdf, normal_density
 from zenith_tune.study.budget import Training
+from zenith_tune.study.precision import TO_90
 from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 
@@ -195,4 +196,9 @@ class Acquisition:
 
 
 def _seconds(log_step: float, sd: float) -> str:
-    return f"{math.exp(log_step):.3g} s ±{math.expm1(sd):.0%}"
+    """Write a step by its logarithm, with half of its 90% range.
+
+    >>> _seconds(0.0, 0.1)
+    '1 s ±18% (90%)'
+    """
+    return f"{math.exp(log_step):.3g} s ±{math.expm1(TO_90 * sd):.0%} (90%)"

@@ -191,7 +191,7 @@ class _Search:
         if outlook is None:
             return "every layout that may run has been tried"
         length = self._job.training.describe(math.exp(self.acquisition.best_log_step))
-        saves = f"the next one would save {format_seconds(outlook.saved_s)} of {length} on average"
+        saves = f"the next one would save {format_seconds(max(outlook.saved_s, 0.0))} of {length} on average"
         return f"more trials would cost more than they save: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:
@@ -200,7 +200,7 @@ class _Search:
         measured = [(pick.expected_s, log_step) for pick, _, log_step in self._tried if log_step is not None]
         errors = [math.expm1(log_step - math.log(expected_s)) for expected_s, log_step in measured]
         error = sum(map(abs, errors)) / len(errors) if errors else math.nan
-        lines = [f"step-time predictions were off by {error:.0%}" if errors else "no step time was measured"]
+        lines = [f"step-time predictions were off by {error:.0%} on average" if errors else "no step time was measured"]
         if self.acquisition.best is not None:
             lines.append(limits_of_best(prior, self.acquisition.best))
         return Findings(

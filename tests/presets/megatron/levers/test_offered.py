@@ -12,6 +12,7 @@ import pytest
 from zenith_tune.evaluators.failures.no_effect import disagreement
 from zenith_tune.hooks.packages import PACKAGES
 from zenith_tune.presets.levers import Lever, names_on_request
+from zenith_tune.presets.megatron.job import recompute_name
 from zenith_tune.presets.megatron.levers.memory import module_cost
 from zenith_tune.presets.megatron.levers.offered import LEVERS, NAMES
 from zenith_tune.presets.megatron.preset import APEX, MegatronLmPreset, installed
@@ -111,6 +112,31 @@ def test_a_module_replaces_the_recomputation_of_the_layout(tmp_path: Path) -> No
     assert "--recompute-granularity selective" in text and "--recompute-modules mlp" in text
     assert "--recompute-method" not in text and "--recompute-num-layers" not in text
     assert "--recompute" not in studied.written(recompute="full/uniform1", modules="none")
+
+
+def test_label_and_layout_are_those_of_the_command_with_its_levers(tmp_path: Path) -> None:
+    studied = Studied(tmp_path, DENSE.replace("--use-distributed-optimizer", ""))
+    own = {**studied.own, "zero": 1, "recompute": "full/block4"}
+
+    def shown(**levers: Value) -> tuple[str, str, int]:
+        point = {**own, **levers}
+        layout = studied.preset.planned_layout(studied.command, point)
+        return studied.preset.label(point), recompute_name(layout), layout.zero
+
+    assert shown() == ("Z1 mbs1 full/block4", "full/block4", 1)
+    assert shown(modules="none") == ("Z1 mbs1 modules=none", "none", 1)
+    assert shown(modules="mlp") == ("Z1 mbs1 modules=mlp", "selective", 1)
+    assert shown(manual_gc=True) == ("Z1 mbs1 full/block4 manual_gc", "full/block4", 1)
+    assert shown(torch_fsdp2=True) == ("mbs1 full/block4 torch_fsdp2", "full/block4", 3)
+
+
+def test_the_layout_with_any_lever_can_be_planned(tmp_path: Path) -> None:
+    for name, model in {"dense": DENSE, "experts": EXPERTS}.items():
+        studied = Studied(tmp_path / name, model)
+        for lever in LEVERS:
+            if lever.is_known(studied.preset._space.job):
+                point = {**studied.own, lever.name: lever.value}
+                assert studied.preset.planned_layout(studied.command, point).num_gpus == 8
 
 
 def test_a_module_costs_its_share_of_the_forward_pass(tmp_path: Path) -> None:

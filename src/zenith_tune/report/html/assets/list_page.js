@@ -4,6 +4,7 @@ const LIST_STATES = {
   pausing: "running",
   paused: "timeout",
   ended: "",
+  failed: "error",
   stopped: "error",
   unreadable: "error",
 };

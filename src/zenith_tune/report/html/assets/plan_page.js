@@ -120,6 +120,13 @@ function planTable(data) {
     { key: "name", name: "layout", text: true, value: (r) => r.name, cell: (r) => r.name },
     { key: "step", name: "step", value: (r) => r.step_s, cell: (r) => format.step(r.step_s) },
     {
+      key: "expected",
+      name: "step, risk counted",
+      value: (r) => r.expected_step_s,
+      cell: (r) => format.step(r.expected_step_s),
+      hide: "opt",
+    },
+    {
       key: "speed",
       name: "tok/s/GPU",
       downFirst: true,

@@ -8,7 +8,7 @@ function studyHeadline(data) {
   // What counts of a trial that ran again is its last run; its name and why it was picked are its first's.
   const best = data.trials.find((trial) => trial.number === fastestOf(data));
   const first = own ? best : data.trials.find((trial) => trial.number === data.best);
-  const again = data.best_reruns.map((number) => `trial ${number}`).join(" and ");
+  const again = data.best_reruns.map((number) => called(data, number)).join(" and ");
   return {
     body: el(
       "div",
@@ -42,7 +42,7 @@ function studyHeadline(data) {
 
 function resultTiles(data, best) {
   if (!best) return [gainTile(data, best)];
-  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}%` : "";
+  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}% (90%)` : "";
   return [
     gainTile(data, best),
     tile(format.value(best.value), `${format.short(data.unit || "best value", 40)}${spread}`),
@@ -84,7 +84,7 @@ function costTiles(data) {
   const { gpu_hours, cost, pays_after_hours } = data.standing;
   const pays = isNumber(pays_after_hours) ? `repaid after ${format.seconds(pays_after_hours * 3600)} of training` : "";
   const price = isNumber(cost) ? `$${cost.toFixed(2)}` : "";
-  const trials = data.trials.filter((trial) => !trial.is_baseline).length;
+  const trials = data.trials.filter((trial) => !trial.is_baseline && trial.rerun_of === null).length;
   const counts = [
     `${data.num_failed} failed`,
     data.num_cancelled ? `${data.num_cancelled} cancelled` : null,
@@ -146,7 +146,7 @@ function trialLink(data, number, key) {
       onclick: () => openTrial(number),
       "aria-label": `Open ${called(data, number)}`,
     },
-    isOwn(data, number) ? "your command" : `#${number}`,
+    called(data, number).replace("trial ", "#"),
   );
 }
 
@@ -162,8 +162,7 @@ function ownNotes(data) {
   ];
 }
 
-const isOwn = (data, number) => data.trials.some((trial) => trial.number === number && trial.is_baseline);
-const called = (data, number) => (isOwn(data, number) ? "your command" : `trial ${number}`);
+const called = (data, number) => nameOf(data.trials.find((trial) => trial.number === number));
 
 function failureGroups(data) {
   return data.failures.map((group) =>

@@ -81,6 +81,7 @@ function trialDetail(data, trial) {
     trial.why ? part("Why it was picked", el("p", null, trial.why)) : null,
     trial.cause ? part("Why it failed", el("p", { class: "doctor" }, trial.cause)) : null,
     trial.early ? part("Ended early", el("p", null, trial.early)) : null,
+    trial.start ? part("Start", el("p", null, trial.start)) : null,
     trial.command
       ? part("Command", commandBox(trial.command, `the command of ${nameOf(trial)}`, `copy-${trial.number}`))
       : null,
@@ -131,7 +132,7 @@ function trialTable(data) {
       key: "number",
       name: "trial",
       value: (t) => t.number,
-      cell: (t) => (t.is_baseline ? "yours" : String(t.number)),
+      cell: (t) => (t.is_baseline ? "yours" : t.name),
     },
     { key: "label", name: "layout", text: true, value: (t) => t.label, cell: (t) => format.short(t.label, 90) },
     { key: "state", name: "state", text: true, value: (t) => t.state, cell: (t) => stateWord(t.state) },

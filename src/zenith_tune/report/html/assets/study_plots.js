@@ -8,7 +8,7 @@ const kindOf = (data, trial) =>
   ]
     .filter(Boolean)
     .join(" ");
-const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.number}`);
+const nameOf = (trial) => (trial.is_baseline ? "your command" : `trial ${trial.name}`);
 const tellOf = (data, trial) => [
   `${nameOf(trial)}: ${format.short(trial.label, 80)}`,
   trial.value === null
@@ -109,9 +109,12 @@ function predictedPlot(data, width, redraw) {
   const fields = PREDICTED[what];
   if (!data.trials.some((trial) => trial.predicted)) return { empty: noPlan(data) };
   if (!data.trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
-  const both = data.trials.filter(
+  const known = data.trials.filter(
     (t) => t.value !== null && isNumber(fields.measured(t)) && isNumber(fields.predicted(t)),
   );
+  // What a strategy expected is judged where it says so: the planner knows no levers, and nothing of earlier trials.
+  const expected = known.filter((t) => fields.by(t) !== "the planner");
+  const both = expected.length ? expected : known;
   const controls = el(
     "div",
     { class: "controls" },
@@ -168,9 +171,11 @@ function predictedFigure(data, both, fields, width, zoom) {
     ];
     chart.point(chart.x(predicted), chart.y(measured), kindOf(data, trial), lines, trial.number);
   }
+  const error = ratios.reduce((sum, ratio) => sum + Math.abs(ratio - 1), 0) / ratios.length;
+  const off = `Predictions of ${fields.noun} were off by ${format.share(error)} on average: the median run took`;
   const middle = both.length > 3 ? `, interquartile range ${times(at(0.25))} to ${times(at(0.75))}` : "";
   return figure("predicted", chart, {
-    caption: `The median run took ${times(median)} the predicted ${fields.noun}${middle}. Predicted by ${[...new Set(both.map(fields.by))].join("; ")}.`,
+    caption: `${off} ${times(median)} what was predicted${middle}. Predicted by ${[...new Set(both.map(fields.by))].join("; ")}.`,
     keys: [
       isAgreementSeen ? ["as predicted", lineSwatch("rule")] : null,
       isMedianSeen ? [`${times(median)} the prediction`, lineSwatch("median-line")] : null,
