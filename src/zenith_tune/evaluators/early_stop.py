@@ -120,20 +120,20 @@ class EarlyStop:
         if stakes.max_samples is not None and num >= stakes.max_samples:
             return Judgement(reason=known, ends=True)
         may_drift = stakes.drift is None or stakes.drift > DRIFTS or is_behind
-        left_s = LONG_S - num * step_s
+        left_s, why = LONG_S - num * step_s, "it may still drift"
         if not has_trend(progress.values):
             left_s = min(left_s, (LONG_SAMPLES - num) * step_s if may_drift else 0.0)
-        if left_s > 0:
-            return Judgement(reason=f"{known}; it may still drift", left_s=left_s)
         # One more of n samples takes an n-th of the variance away, so that what it is worth falls with their square.
         training_s = stakes.training.seconds(progress.step_s or step_s)
         likely = min(error, MOST_ERROR)
         worth_s = training_s * saved_share(likely, gaps, likely**2 / num)
-        more, why = num * (math.sqrt(worth_s / step_s) - 1), "another iteration may change the choice"
+        more, other = num * (math.sqrt(worth_s / step_s) - 1), "another iteration may change the choice"
         if self.precision is not None and not is_behind:
-            more, why = num * ((half_width / self.precision) ** 2 - 1), f"{_percent(self.precision)} is asked for"
-        if more > 0:
-            return Judgement(reason=f"{known}; {why}", left_s=more * step_s)
+            more, other = num * ((half_width / self.precision) ** 2 - 1), f"{_percent(self.precision)} is asked for"
+        if more * step_s > left_s:
+            left_s, why = more * step_s, other
+        if left_s > 0:
+            return Judgement(reason=f"{known}; {why}", left_s=left_s)
         reason = f"behind the best by {-math.expm1(-gaps[0][0]):.0%} {after}" if is_behind else known
         return Judgement(reason=reason, ends=True)
 

@@ -75,7 +75,7 @@ class RegexEvaluator(TuningEvaluator):
         progress = self.progress(stdout, metadata)
         if progress is None:
             return Measurement(value=value)
-        return replace(summarise(progress.values, self.direction), value=value)
+        return replace(summarise(progress.values, self.direction, common_error=progress.common_error), value=value)
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the steady numbers so far; None where there are fewer than two, or one is no speed."""
@@ -94,7 +94,7 @@ class RegexEvaluator(TuningEvaluator):
             values=steady,
             value=value,
             num_iterations=len(numbers),
-            # What is chosen may still become what the steady ones say.
+            # As far as what is chosen lies from what a long run has, so far off it may be.
             common_error=abs(value / long_run(steady, self.direction) - 1),
         )
 

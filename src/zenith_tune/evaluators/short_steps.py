@@ -107,6 +107,8 @@ def as_whole(logged: LoggedSteps, log: str) -> LoggedSteps:
     short = next((event[_KEY] for event in reversed(hook_events(log)) if _KEY in event), None)
     if short is None:
         return logged
+    if any(step.seconds is not None and not 0 < step.seconds < math.inf for step in logged.steps):
+        return logged  # as it is: that of a run without short steps is refused too
     logged = replace(logged, num_trained=logged.num_steps)
     known = [(step, step.samples / short["batch"]) for step in logged.steps if step.samples and step.seconds]
     whole = [step for step, share in known if share == 1]

@@ -80,7 +80,7 @@ class StudySearch:
                 | {
                     "budget": Budget(**{**budget, "training": Training(**budget.get("training", {}))}),
                     "memory": MemoryLimit(**known.get("memory", {})),
-                    "launches": LaunchNoise(**known.get("launches", {})),
+                    "launches": LaunchNoise.stored(known.get("launches")),
                     "tables": tuple(map(_table, known.get("tables", ()))),
                 }
             )

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 _IS_NORMAL = 1000
 """Degrees of freedom from which the normal distribution is used: they differ by less than 0.1%."""
@@ -143,6 +144,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 FIRST_LAUNCHES = 0.2
 """Half of the 90% interval where no command ran twice: of 22 pairs of runs on an H200, most of them with the first run
 of a cold or shared machine, 18 differed by less (benchmarks/results/h200-*, 2026-11-15 to 2026-11-18)."""
+MOST_PAIRS, MOST_RATIO = 10_000, 3.0
+"""Pairs that a machine can have seen, and the logarithm of the ratio that they can have."""
 QUIET = 0.003
 """Relative standard deviation of a run on an H200 that nobody shares; it is worth one pair."""
 
@@ -158,6 +161,16 @@ class LaunchNoise:
     squares: float = 0.0
     """Sum of the squared logarithms of their ratios."""
     num_pairs: int = 0
+
+    @classmethod
+    def stored(cls, content: Any) -> LaunchNoise:
+        """Return what a file holds; nothing is known by one that holds what no pairs of runs show."""
+        try:
+            squares, num_pairs = float(content["squares"]), int(content["num_pairs"])
+        except (LookupError, OverflowError, TypeError, ValueError):
+            return cls()
+        is_sound = 0 < num_pairs <= MOST_PAIRS and 0 <= squares <= MOST_RATIO**2 * num_pairs
+        return cls(squares=squares, num_pairs=num_pairs) if is_sound else cls()
 
     @property
     def sd(self) -> float:
@@ -199,7 +212,8 @@ def relative_error(values: Sequence[float], common: float = 0.0) -> float:
     >>> round(relative_error([15.77, 15.76]), 5), round(relative_error([15.0, 17.0]), 2)
     (0.00255, 0.48)
     """
-    location, middle, num = locate(values), statistics.median(values), len(values)
+    middle, num = statistics.median(values), len(values)
+    location = locate([value / middle for value in values])  # no square of a large number is beyond all numbers
     noise = location.half_width(LOOKS_ERROR) / TO_90 / location.centre
     half = num // 2
     trend = statistics.median(values[-half:]) / statistics.median(values[:half]) - 1 if has_trend(values) else 0.0

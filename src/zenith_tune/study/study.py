@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.precision import TO_90, LaunchNoise
-from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
+from zenith_tune.study.trial import Outcome, Trial
 
 MIN_DIFFERENCE = 0.03
 """The smallest difference that two runs of one command do not show by themselves."""
@@ -297,10 +297,13 @@ class Study:
     @property
     def launch_noise(self) -> LaunchNoise:
         """How much two runs of one command differ, by those that ran again and by earlier studies on the machine."""
-        return self.earlier_launches.seen(self.rerun_ratios())
+        ratios = self.rerun_ratios()
+        known = self.earlier_launches.seen(ratios)
+        # Quiet runs of other jobs say nothing against noise that this one has shown.
+        return max(known, LaunchNoise().seen(ratios), key=lambda noise: noise.half_width) if ratios else known
 
     def rerun_ratios(self, besides: Iterable[Trial] = ()) -> list[float]:
-        """Return the logarithms of the ratios between a run and its first; none of a run that met more than it.
+        """Return the logarithms of the ratios between a run and its first.
 
         `besides` are trials that are left out.
         """
@@ -308,7 +311,7 @@ class Study:
         pairs = [
             (trial.value or 0.0, first.value or 0.0)
             for trial in (*self.trials, self.baseline)
-            if trial is not None and CONFIRMED_ON not in trial.extra
+            if trial is not None
             if (trial.is_baseline, trial.number) not in left_out and (first := self.first_run(trial)) is not None
         ]
         return [math.log(again / first) for again, first in pairs if again > 0 and first > 0]
@@ -324,6 +327,11 @@ class Study:
         return None if noise is None else math.hypot(noise, self.launch_noise.half_width)
 
     @property
+    def noise_half_width(self) -> float | None:
+        """The same by what was seen alone: where no command ran twice, by the iterations of both runs."""
+        return self.gain_half_width if self.launch_noise.num_pairs else self._iterations_half_width
+
+    @property
     def _iterations_half_width(self) -> float | None:
         both = [trial.standard_error for trial in (self.best, self.baseline) if trial is not None]
         return TO_90 * math.hypot(*both) if len(both) == 2 else None
@@ -331,8 +339,7 @@ class Study:
     @property
     def is_within_noise(self) -> bool:
         """Whether there may be no gain, by the iterations of both runs and by the launches that were compared."""
-        gain, knows_launches = self.gain, self.launch_noise.num_pairs > 0
-        half_width = self.gain_half_width if knows_launches else self._iterations_half_width
+        gain, half_width = self.gain, self.noise_half_width
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) <= half_width
 
     @property

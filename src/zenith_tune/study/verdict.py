@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
-from zenith_tune.study.precision import TO_90
+from zenith_tune.study.precision import FIRST_LAUNCHES, TO_90
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 from zenith_tune.units import count, format_bytes, format_seconds, format_value
@@ -98,7 +98,9 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
             compared = f"no ratio to the {format_value(base.value or 0.0)} of your own command can be stated"
         else:
             compared = "your own command failed"
-        found = f"best: trial {study.number_of(best)}, {format_value(best.value or 0.0, best.unit)}"
+        fastest = study.fastest or best
+        who = "your own command" if fastest is base else f"trial {study.number_of(fastest)}"
+        found = f"best: {who}, {format_value(fastest.value or 0.0, fastest.unit)}"
         return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
     if gain <= 0 and base is not None and not study.may_be_best(base):
         takes = _takes_more(study, base)
@@ -210,6 +212,8 @@ def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirme
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
     assert study.best is not None
     how = "confirmed" if is_confirmed else "clear" if study.is_clear else "not confirmed"
+    if how == "not confirmed" and not study.launch_noise.num_pairs:
+        how += f": two launches may differ by {FIRST_LAUNCHES:.0%}"
     return f"{speedup:.2f}x {_faster(study.best)} ({low:.2f} to {high:.2f}, {how})"
 
 

@@ -336,13 +336,11 @@ class StudyConfig:
         if self.memory.headroom is not None and self.capacity_bytes is None:
             until = "only once a trial says how much memory they have"
             notes.append(f"the GPUs are not known, so --headroom counts {until}")
-        if self.budget.training.hours is not None and not self.strategy.plans:
-            notes.append(f"--train-hours counts for strategy guided alone, not for {self.strategy_name}")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:
             notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, 2026-08-22): see --price")
         if self.runs_baseline and (short := self.short_steps({})) is not None:
             numbers = f"{min(short.numbers)} to {max(short.numbers)} of its {short.whole} micro-batches"
-            notes.append(f"a run begins with steps of {numbers}, by which the whole step is known: see --whole-steps")
+            notes.append(f"where Megatron Core allows it, a run begins with steps of {numbers}: see --whole-steps")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
 

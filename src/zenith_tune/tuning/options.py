@@ -80,7 +80,7 @@ class TuneOptions:
     n_trials: int | None = option("Budget of trials. [default: as many as the strategy needs]", at_least=1, metavar="N")
     patience: str = option(
         "How thorough the search is: quick weighs what it costs against 1 hour of training and confirms nothing, "
-        "normal against 8 hours, thorough against the whole training, and confirms every gain.",
+        "normal against 8 hours, thorough against the whole training (at least 8 hours), and confirms every gain.",
         "normal",
         choices=("quick", "normal", "thorough"),
     )

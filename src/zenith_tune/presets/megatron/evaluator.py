@@ -149,6 +149,8 @@ def _valid_steps(steps: Sequence[Step], log: str) -> Sequence[Step]:
     if not steps:
         if not log or log.isspace():
             raise ValueError("the log is empty")
+        if '"short_steps"' in log and "elapsed time per iteration" in log:
+            raise ValueError("the run ended within its first short steps: train for longer, or give --whole-steps")
         hint = "lower --log-interval (ms-swift 4.x: --logging_steps) or train for longer"
         raise ValueError(f"no iteration line in the log; {hint}")
     _refuse_nan(steps)

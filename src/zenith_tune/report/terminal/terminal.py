@@ -153,7 +153,7 @@ class TerminalReporter(StudyListener):
                 self._say(f"{name:5} {path}")
         self._say(f"{'study':5} {end.database_url}")
         if end.reason is EndReason.INTERRUPTED:
-            self._say(f"to continue, rerun with --resume --study-name {end.study_name}")
+            self._say(f"to continue: zenithtune resume {end.study_name}")
 
     def _print_rest(self, study: Study) -> None:
         ok_first = sorted(study.counts().items(), key=lambda item: (item[0] is not Outcome.OK, str(item[0])))
@@ -209,7 +209,7 @@ class TerminalReporter(StudyListener):
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_range(study.gain_half_width)}" * study.is_within_noise
+            noise = f", within the noise of{format_range(study.noise_half_width)}" * study.is_within_noise
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)
