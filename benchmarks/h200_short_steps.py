@@ -78,7 +78,7 @@ def run(tree: Path, model: str, mbs: int, gbs: int, more: str) -> Row:
     assert short is not None
     num_steps = len(short.numbers) + NUM_WHOLE
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(tree / "pretrain_gpt.py")]
-    batch = f"--micro-batch-size {mbs} --global-batch-size {gbs} --train-iters {num_steps} --lr 1e-4"
+    batch = f"--micro-batch-size {mbs} --global-batch-size {gbs} --train-iters {num_steps} --eval-interval 99 --lr 1e-4"
     log_options = f"--log-throughput --log-interval 1 --log-memory-interval {num_steps} --eval-iters 0"
     with tempfile.TemporaryDirectory() as folder:
         for name, text in hook_files({"short_steps": asdict(short)}).items():
@@ -97,7 +97,7 @@ def run(tree: Path, model: str, mbs: int, gbs: int, more: str) -> Row:
         )
     seconds = round(time.monotonic() - start, 1)
     if done.returncode or PREFIX not in done.stdout:
-        return {"failed": done.stdout[-1500:], "seconds": seconds}
+        return {"failed": done.stdout[-8000:], "seconds": seconds}
     return {**compared(done.stdout, short), "seconds": seconds}
 
 

@@ -178,6 +178,11 @@ class Judged:
         return self.low_s <= (self.run.step_s or np.nan) <= self.high_s
 
 
+def decides(host_share: float, message_share: float) -> str:
+    """Return what decides a step: the host, messages between ranks, or the GPU's own work."""
+    return "host" if host_share > 0.5 else "messages" if message_share > 0.25 else "work"
+
+
 def hold_out(
     runs: list[MeasuredRun],
     judge: list[MeasuredRun] | None = None,
@@ -216,7 +221,7 @@ def _cross_validated(fit: TimeFit, parts: list[npt.NDArray[np.bool_]]) -> list[J
     judged: dict[int, Judged] = {}
     for part in parts:
         errors = step_errors(held.of(~part), len({places[i] for i in np.flatnonzero(~part)}))
-        judged |= {int(i): _with_interval(fit.table.runs[i], held, int(i), errors) for i in np.flatnonzero(part)}
+        judged |= {int(i): judged_run(fit.table.runs[i], held, int(i), errors) for i in np.flatnonzero(part)}
     return [judged[i] for i in sorted(judged)]
 
 
@@ -226,11 +231,14 @@ def _judged(fit: TimeFit, parts: list[npt.NDArray[np.bool_]], num_fitted: int) -
     num_places = len(set(fit.table.landscapes[:num_fitted]))
     errors = step_errors(held_out_steps(fit, parts, ours).of(ours), num_places)
     found = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(ours)))
-    return [_with_interval(fit.table.runs[i], found, i, errors) for i in range(num_fitted, len(fit.table.runs))]
+    return [judged_run(fit.table.runs[i], found, i, errors) for i in range(num_fitted, len(fit.table.runs))]
 
 
-def _with_interval(run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration) -> Judged:
+def judged_run(
+    run: MeasuredRun, held: HeldOutSteps, row: int, errors: TimeCalibration, level_sd: float = 0.0
+) -> Judged:
+    """Judge one run by its row of the predictions, with the interval of `errors` and of its machine's level."""
     predicted_s, shares = float(held.step_s[row]), held.shares[:, row]
-    wider = float(errors.widening(shares[:, None])[0])
-    low, high = (predicted_s * float(np.exp(end * wider)) for end in errors.interval)
+    ends = errors.ends(float(errors.widening(shares[:, None])[0]), level_sd)
+    low, high = (predicted_s * float(np.exp(end)) for end in ends)
     return Judged(run, predicted_s, low, high, dict(zip(ERROR_SOURCES, shares.tolist(), strict=True)))

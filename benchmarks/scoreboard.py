@@ -4,8 +4,8 @@
     python benchmarks/scoreboard.py --fit data --judge data --json
 
 Takes any folders of measured runs (docs/calibration.md), by default that of ZENITHTUNE_DATA. Where both are the same,
-whole landscapes (a model on a cluster) are left out in turn and predicted from the others; otherwise all of --fit
-predicts all of --judge.
+whole sources, and below them whole landscapes (a model on a cluster), are left out in turn and predicted from the
+others; otherwise all of --fit predicts all of --judge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 from h200_probes import probed, swept
-from held_out import HeldOutMemory, Judged, hold_out, hold_out_memory
+from held_out import HeldOutMemory, Judged, decides, hold_out, hold_out_memory
+from left_out_sources import LeftOut, judge_sources, leave_sources_out, source_sds
 from places import RESULTS, measured_data
 from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
@@ -30,6 +31,7 @@ from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
+from zenith_tune.estimates.workload import FloatArray
 
 OUTPUT = RESULTS / "scoreboard.md"
 Scores = dict[str, Any]
@@ -149,17 +151,50 @@ def by_kind(speed: list[Judged]) -> Scores:
     kinds: dict[str, list[Judged]] = {}
     for item in speed:
         kinds.setdefault(_kind(item), []).append(item)
-    return {
-        kind: {**errors([item.error for item in found]), "inside_pct": _share([item.inside for item in found])}
-        for kind, found in sorted(kinds.items())
-    }
+    return {kind: _with_inside(found) for kind, found in sorted(kinds.items())}
 
 
 def _kind(item: Judged) -> str:
     """Name what decides a run: the host, messages between ranks, or the GPU's own work; experts are apart."""
-    decided = "host" if item.shares["host"] > 0.5 else "messages" if item.shares["messages"] > 0.25 else "work"
+    decided = decides(item.shares["host"], item.shares["messages"])
     has_experts = item.run.model is not None and item.run.model.num_experts > 0
     return f"{'experts' if has_experts else 'dense'}, {decided}"
+
+
+def by_source(cases: list[LeftOut]) -> Scores:
+    """Return the errors of sources left out, and how many of their runs lie inside the 90% interval."""
+    sources: list[Scores] = []
+    kinds: dict[bool, dict[str, list[tuple[Judged, str]]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for case, judged in judge_sources(cases):
+        level = float(np.median(case.held.residuals))
+        sources.append(
+            {
+                "source": case.author,
+                "framework": case.framework,
+                "is_measured": case.is_measured,
+                "level_pct": round(100 * float(np.expm1(level)), 1),
+                "own_factor_median_abs_pct": round(100 * _median_error(case.held.residuals - level), 2),
+                **_with_inside(judged),
+            }
+        )
+        for item, kind in zip(judged, case.kinds, strict=True):
+            kinds[case.is_measured][kind].append((item, case.author))
+    by_kind = {
+        name: {
+            kind: {"sources": len({author for _, author in found}), **_with_inside([item for item, _ in found])}
+            for kind, found in sorted(kinds[is_measured].items())
+        }
+        for name, is_measured in (("measured", True), ("unmeasured", False))
+    }
+    return {"sources": sources, "kinds": by_kind, "sds": source_sds(cases) if kinds[True] else {}}
+
+
+def _median_error(residuals: FloatArray) -> float:
+    return float(np.median(np.abs(np.expm1(residuals))))
+
+
+def _with_inside(judged: list[Judged]) -> Scores:
+    return {**errors([item.error for item in judged]), "inside_pct": _share([item.inside for item in judged])}
 
 
 def _share(flags: list[bool]) -> float | None:
@@ -209,7 +244,10 @@ def run(options: argparse.Namespace) -> None:
     """Print the scores, and write them down where the project's own data is judged."""
     fit, other = read_both(options, read_measured)
     is_own = other is None and options.is_own
-    found = scores(judge([*fit, *swept(), *probed()] if is_own else fit, other))
+    runs = [*fit, *swept(), *probed()] if is_own else fit
+    found = scores(judge(runs, other))
+    if other is None:
+        found["left_out_sources"] = by_source(leave_sources_out(runs))
     if options.json:
         json.dump(found, sys.stdout, indent=1)
         print()

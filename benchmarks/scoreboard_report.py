@@ -40,10 +40,14 @@ def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[
     parts = [
         "# Scoreboard",
         f"Written by `make scoreboard` on {date.today().isoformat()}. Every figure is of runs that were not fitted to: "
-        "landscapes (a model on a cluster) are left out in turn, and predicted from the others. The form of the model "
+        "first whole sources, below them landscapes (a model on a cluster) are left out in turn, and predicted from "
+        "the others. The form of the model "
         "was chosen with the data at hand; so were some constants that no fold fits anew: on how many GPUs nanotron's "
         "network waits (`waiting_gpus`, `unsharded_waiting_gpus`), how far its host runs ahead (`AHEAD`), its "
         "`thrash`, and from which share of the memory on a run slows down.",
+        *_left_out(scores.get("left_out_sources")),
+        "## Landscapes left out",
+        "From here on a model on a cluster is left out at a time, and its source shows its level on others.",
         "## Memory: error of the predicted peak",
         _memory(scores["memory"]),
         "## Fits or not: Ultra-Scale Playbook",
@@ -64,6 +68,60 @@ def markdown(scores: dict[str, Any], folding: list[dict[str, Any]], guide: list[
         table(("what and why", "runs"), list(scores["left_out"].items())),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _left_out(found: dict[str, Any] | None) -> list[str]:
+    """Write what was predicted of whole sources, from the others."""
+    if not found or not found["sources"]:
+        return []
+    sds = ", ".join(f"{name} {sd:.2f}" for name, sd in found["sds"].items())
+    about = (
+        "A source is what one author measured on a machine with its software: the tables of this project's H200 are "
+        "one, and so are those of vTrain. Each is predicted by a calibration fitted to the other sources alone, and "
+        "its interval knows of their levels alone. The level is measured over predicted steps at the median, less 1; "
+        "`own factor` is the median error that is left once it is divided out. Experts are models that have any; of "
+        "the others the host decides where it makes more than half of the predicted step, messages where they are "
+        "more than a quarter, and else the GPU's own work."
+    )
+    spread = f"Standard deviations of a source's level by part, with Student's t of so few sources: {sds}."
+    unmeasured = (
+        "No other source measured these frameworks on two landscapes or more. They are predicted as the planner "
+        "predicts a framework that nobody measured, by Megatron's coefficients, and unfused or eager ones are slower "
+        "by any factor: measure them. How many times wider their intervals are (`UNMEASURED`) was chosen with these "
+        "runs at hand."
+    )
+    heads = ("kind", "sources", "runs", "median", "mean", "max", "inside the interval", "target 85 to 95%")
+    return [
+        "## Sources left out: error of the predicted tokens/s",
+        about,
+        _sources([each for each in found["sources"] if each["is_measured"]]),
+        "## Sources left out: what decides a step",
+        table(heads, _source_kinds(found["kinds"]["measured"])),
+        spread,
+        "## Sources left out whose framework no other measured",
+        unmeasured,
+        _sources([each for each in found["sources"] if not each["is_measured"]]),
+        table(heads, _source_kinds(found["kinds"]["unmeasured"])),
+    ]
+
+
+def _sources(rows: list[dict[str, Any]]) -> str:
+    shown = []
+    for row in rows:
+        limited = row["n"] > LEAST_RUNS and row["is_measured"]
+        target = (f"median {USUAL_TARGET}%", _mark(row["median_abs_pct"] <= USUAL_TARGET)) if limited else ("", "")
+        figures = (f"{row['level_pct']:+.1f}%", f"{row['own_factor_median_abs_pct']:.1f}%", f"{row['inside_pct']}%")
+        shown.append((row["source"], row["framework"], *_errors(row), *figures, *target))
+    heads = ("source", "framework", "runs", "median", "mean", "max", "level", "own factor", "inside", "target", "")
+    return table(heads, shown)
+
+
+def _source_kinds(kinds: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = []
+    for kind, found in kinds.items():
+        inside = found["inside_pct"]
+        rows.append((kind, str(found["sources"]), *_errors(found), f"{inside}%", _mark(85 <= inside <= 95)))
+    return rows
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from zenith_tune.cli.main import cli
 
 TARGET = Path(__file__).with_name("cli.md")
+CHECKPOINT = TARGET.parents[1] / "checkpoint" / "src"
 
 
 def render() -> str:
@@ -41,6 +43,8 @@ def help_of(command: list[str]) -> str:
 
 def main() -> int:
     """Write the page, or with --check compare it."""
+    sys.path.append(str(CHECKPOINT))  # its command is on the page, also where torch has no wheel to install it with
+    cli.add_command(importlib.import_module("zenith_checkpoint.cli").checkpoint)
     if "--check" not in sys.argv[1:]:
         TARGET.write_text(render())
         return 0

@@ -16,6 +16,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- {}: generated from benchmarks/results/ by `make docs`; do not edit. -->\n"
 END = "<!-- End of {}. -->\n"
 
+LEFT_OUT = "## Sources left out: error of the predicted tokens/s"
 MOE = "## Best layouts of MoE Parallel Folding (arXiv 2504.14960, table 3) among all that are planned"
 
 Row = dict[str, str]
@@ -42,6 +43,7 @@ def results() -> str:
     """Return what was measured, each row with a link to where."""
     replay, board = RESULTS / "replay.md", RESULTS / "scoreboard.md"
     rows = [*_gains(newest("h200-levers-*.json")), _trials(replay), _board(newest("layoutbench-*.md")), _fits(board)]
+    rows += [_errors(board, LEFT_OUT, "predicted step time of a whole source by the others")]
     rows += [_errors(board, "## Memory: error of the predicted peak", "predicted peak memory")]
     rows += [_errors(board, "## Speed: error of the predicted tokens/s", "predicted step time"), _interval(board)]
     rows += [_rate(newest("planner-rate-*.json")), _head_to_head(newest("deepspeed-head-to-head-*") / "result.json")]
@@ -132,6 +134,10 @@ def _missed(replay: Path, board: Path) -> Iterator[tuple[Path, str]]:
     for row in markdown_table(board, "## Choice: Ultra-Scale Playbook"):
         if "NOT MET" in row.values():
             yield board, f"the planner alone, without a trial: {row['']}: {row['ours']}, target {row['target']}"
+    for row in markdown_table(board, LEFT_OUT):
+        if "NOT MET" in row.values():
+            off = f"speed off by {row['median']} (median), target {row['target'].removeprefix('median ')}"
+            yield board, f"{row['source']}, predicted from other sources alone: {off}"
     for row in markdown_table(board, "## Speed by kind of run: what decides a step"):
         if "NOT MET" in row.values():
             kind, _, decided = row["kind"].partition(", ")

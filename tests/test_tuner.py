@@ -185,12 +185,14 @@ def test_a_folder_of_a_study_that_the_database_does_not_have_is_refused(tmp_path
         "update study_user_attributes set value_json = '{'",
     ],
 )
-def test_a_study_whose_database_was_changed_is_refused_in_one_line(tmp_path: Path, statement: str) -> None:
+def test_a_study_whose_database_was_changed_is_refused_in_one_line_and_closed(tmp_path: Path, statement: str) -> None:
     tune(tmp_path).optimize()
-    with closing(sqlite3.connect(tmp_path / "out" / "studies.db")) as connection, connection:
+    database = tmp_path / "out" / "studies.db"
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(statement)
     with pytest.raises(StudyError, match="study 's'"):
         tune(tmp_path, resume=True).optimize()
+    assert database not in [file.resolve() for file in Path("/proc/self/fd").iterdir()]
 
 
 def test_csv_and_json_hold_every_trial(tmp_path: Path) -> None:

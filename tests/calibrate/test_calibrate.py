@@ -38,6 +38,12 @@ def test_a_calibration_says_where_it_comes_from_and_what_was_left_out() -> None:
     assert fit.num_landscapes == 12 and fit.held_out == "landscape"
 
 
+def test_the_sources_of_each_gpu_are_counted_and_tables_of_one_author_are_one() -> None:
+    runs, names = made_runs(TRUTH, gpus=("h100", "a100-80")), ("h200_sweep", "probes on h200", "vtrain_single", "bloom")
+    several = [replace(run, source=names[i % 4] if run.gpu == "h100" else "bloom") for i, run in enumerate(runs)]
+    assert fit_calibration(several, **ABOUT).calibration.time.sources == {"a100-80": 1, "h100": 3}
+
+
 def test_exact_runs_leave_hardly_any_error() -> None:
     fit = fit_calibration(made_runs(TRUTH), **ABOUT)
     assert fit.median_error < 0.02 and -0.15 < fit.interval[0] < fit.interval[1] < 0.15
@@ -52,6 +58,7 @@ def test_a_few_runs_refine_what_was_known_and_stay_near_it() -> None:
     assert fit.calibration.time.coefficients.slow_efficiency == pytest.approx(TRUTH.slow_efficiency, rel=1e-6)
     assert 0.4 < fit.calibration.time.coefficients.gemm_efficiency < 0.6
     low, high = fit.calibration.time.interval
+    assert fit.calibration.time.num_own == 3
     assert low < -0.2 and high > 0.2, "three runs do not make the interval of a thousand narrow"
 
 
@@ -111,7 +118,7 @@ def test_a_framework_of_one_landscape_gets_its_own_memory_and_the_speed_of_megat
     fits = list(calibrate_all([*made_runs(TRUTH), *one, *measured], date="2026-11-15"))
     assert [fit.calibration.framework for fit in fits] == ["megatron", "megatron-local"]
     megatron, local = (fit.calibration for fit in fits)
-    assert local.time == megatron.time and local.memory.activations == pytest.approx(1.0, rel=0.02)
+    assert local.time == replace(megatron.time, sources={}) and local.memory.activations == pytest.approx(1.0, rel=0.02)
     assert local.num_runs >= len(measured)
 
 

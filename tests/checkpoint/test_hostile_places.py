@@ -13,12 +13,14 @@ from tests.checkpoint.reference import Model, Shape
 from tests.checkpoint.shard_files import need_torch, write_shards
 from tests.command_runs import Run, running
 from tests.mentions import mentions
+from tests.requirements import need_module
 
 SHARD = "pytorch_model_tp_0_pp_0.{}"
 
 
 @pytest.fixture
 def checkpoint(capsys: pytest.CaptureFixture[str]) -> Run:
+    need_module("engines", "zenith_checkpoint")
     return running("checkpoint", capsys)
 
 

@@ -84,6 +84,7 @@ def test_a_mistake_is_one_line(
 
 
 def test_help_does_not_load_torch(zenithtune: Forked, tmp_path: Path) -> None:
+    need_module("engines", "zenith_checkpoint")
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "torch.py").write_text("raise ImportError('hidden')")
     env = {"PYTHONPATH": str(tmp_path / "hidden")}

@@ -28,7 +28,7 @@ def config(**values: Any) -> DsConfig:
     ("text", "said"),
     [
         ('{\n  "a": 1,\n  "b" 2\n}', "line 3, column 7"),
-        ('{\n  "a": 1,\n}', "line 3"),
+        ('{\n  "a": 1,}', "line 2"),
         ('{"a": 1, "a": 2}', 'key "a"'),
         (f'{{"a": {"[" * 90_000}}}', "must be JSON"),
         ('{"zero_optimization": "x"}', "zero_optimization must be"),

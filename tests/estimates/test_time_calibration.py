@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients, precision_class
@@ -15,6 +18,7 @@ KNOWN = TimeCalibration(
     trends={"expert_passes": -0.5},
     release=2026.0,
     interval=(-0.329, 0.329),
+    sources={"h100": 4, "b200": 1},
 )
 
 
@@ -44,6 +48,27 @@ def test_a_trend_counts_the_years_from_the_release() -> None:
 
 def test_the_spread_is_that_of_a_normal_distribution_with_the_same_interval() -> None:
     assert KNOWN.spread == pytest.approx(0.2)
+
+
+def level_sd(time: TimeCalibration, gpu: str = "h100", host_share: float = 0.0) -> float:
+    return float(time.level_sd(np.array([[host_share], [0.0], [0.0]]), gpu)[0])
+
+
+def test_the_level_of_a_machine_is_better_known_the_more_sources_measured_its_gpu() -> None:
+    many, similar, one = (level_sd(KNOWN, gpu) for gpu in ("h100", "h200", "b200"))
+    assert many == similar == pytest.approx(one * (1.25 / 2) ** 0.5)
+    assert level_sd(KNOWN, host_share=0.8) > 2 * many, "hosts differ more than GPUs do"
+    assert level_sd(replace(KNOWN, sources={})) > 1, "a framework that nobody measured may take any time"
+
+
+def test_the_level_is_known_once_the_user_has_measured() -> None:
+    sds = [level_sd(replace(KNOWN, num_own=num), "b200") for num in (0, 1, 100)]
+    assert sds[1] == pytest.approx((1 / (1 / sds[0] ** 2 + 1 / KNOWN.spread**2)) ** 0.5) and sds[2] < 0.03
+
+
+def test_the_level_widens_both_ends_of_an_interval_alike() -> None:
+    low, high = replace(KNOWN, interval=(-0.1, 0.4)).ends(2.0, 0.5)
+    assert low == pytest.approx(-((0.2**2 + 0.8225**2) ** 0.5)) and high == pytest.approx((0.8**2 + 0.8225**2) ** 0.5)
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ def test_a_plan_says_how_experts_are_taken_to_exchange_tokens_and_what_fp8_is_co
     at = planner("mixtral-8x7b", "h100x32")
     plain = at.plan(128, top=1)
     fused = Planner(at.model, at.cluster, replace(at.job, dispatcher="flex", precision="fp8")).plan(128, top=1)
-    assert len(plain.assumptions) == 1 and mentions(plain.assumptions[0], "--dispatcher flex")
-    assert len(fused.assumptions) == 2 and mentions(fused.assumptions[1], "fp8")
-    assert planner("llama3-8b", "h100x8").plan(64, top=1).assumptions == ()
+    assert len(plain.assumptions) == 2 and mentions(plain.assumptions[1], "--dispatcher flex")
+    assert len(fused.assumptions) == 3 and mentions(fused.assumptions[2], "fp8")
+    (level,) = planner("llama3-8b", "h100x8").plan(64, top=1).assumptions
+    assert mentions(level, "H100")

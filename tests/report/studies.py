@@ -7,6 +7,7 @@ import functools
 import json
 import shutil
 import sqlite3
+import weakref
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
@@ -101,7 +102,7 @@ BEST = 4
 
 
 class Recorded:
-    """A study that is being written."""
+    """A study that is being written, until nobody refers to it."""
 
     def __init__(self, root: Path, name: str, about: StudyHeader) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -109,6 +110,7 @@ class Recorded:
         self.folder.create()
         self.url = database_url(root / DATABASE_NAME)
         self.record = StudyRecord(self.url, name, self.folder)
+        weakref.finalize(self, self.record.close)
         self.record.create(about, Direction.MAXIMIZE)
 
     def start(self, trial: Trial, log: str = "", space: dict[str, Parameter] = SPACE) -> int:

@@ -10,6 +10,7 @@ from optuna import load_study
 
 from tests.report.studies import BASELINE, OOM, TRIALS, failed, ok, recorded
 from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.storage import open_for_reading
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import GIB
@@ -53,4 +54,4 @@ def test_a_study_without_a_value_says_whether_its_trials_failed(tmp_path: Path) 
 
 def test_optuna_knows_the_objective_by_its_name(tmp_path: Path) -> None:
     study = recorded(tmp_path / "out")
-    assert load_study(study_name="s", storage=study.url).metric_names == ["megatron tokens"]
+    assert load_study(study_name="s", storage=open_for_reading(study.url)).metric_names == ["megatron tokens"]

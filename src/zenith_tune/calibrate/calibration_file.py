@@ -16,6 +16,7 @@ from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import (
     ERROR_SOURCES,
+    SOURCE_SDS,
     Calibration,
     MemoryCoefficients,
     TimeCalibration,
@@ -55,7 +56,8 @@ def _packaged(framework: str) -> Calibration:
     if framework in SAME_MEMORY_CODE:
         memory = replace(memory, log_errors=_read_default("megatron-ci").memory.log_errors)
     origin = f"{found.origin}; memory: not fitted"
-    return replace(found, framework=framework, memory=memory, origin=origin, num_memory_runs=0)
+    time = found.time if framework in family_of(names[0]).frameworks else replace(found.time, sources={})
+    return replace(found, framework=framework, time=time, memory=memory, origin=origin, num_memory_runs=0)
 
 
 def _read_default(name: str) -> Calibration:
@@ -116,9 +118,14 @@ def _time(data: dict[str, Any]) -> TimeCalibration:
         release=_number("release", data["release"]),
         interval=(low, high),
         error_sds=ERROR_SOURCES | {name: _number(name, sd) for name, sd in data.get("error_sds", {}).items()},
+        sources={gpu: int(_number("sources", number)) for gpu, number in data.get("sources", {}).items()},
+        num_own=int(_number("num_own", data.get("num_own", UNSTATED_OWN))),
+        source_sds=SOURCE_SDS | {name: _number(name, sd) for name, sd in data.get("source_sds", {}).items()},
     )
 
 
+UNSTATED_OWN = 3
+"""Number of the user's own runs behind a file of an earlier release: as many as a fit takes at least."""
 RETIRED = ("imbalance", "handover_nodes")
 """Coefficients in files of earlier releases that now describe the job and the framework."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -128,7 +128,14 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
     share = min(len(residuals) / FEW, 1.0) if refines else 1.0
     low, high = (share * own + (1 - share) * old for own, old in zip(errors.interval, before.interval, strict=True))
     fitted = time_fit.calibration(time_fit.fit())
-    time = replace(fitted, interval=(low, high), error_sds=errors.error_sds)
+    time = replace(
+        fitted,
+        interval=(low, high),
+        error_sds=errors.error_sds,
+        sources=before.sources if refines else sources_by_gpu(runs),
+        num_own=before.num_own + len(runs) if refines else 0,
+        source_sds=before.source_sds,
+    )
     return replace(
         fit,
         calibration=replace(fit.calibration, time=time),
@@ -137,6 +144,11 @@ def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun],
         residuals=residuals,
         held_out="run" if is_one_place(table.landscapes) else "landscape",
     )
+
+
+def sources_by_gpu(runs: Iterable[MeasuredRun]) -> dict[str, int]:
+    """Return how many sources measured each GPU."""
+    return dict(sorted(Counter(gpu for gpu, _ in {(run.gpu, run.author) for run in runs}).items()))
 
 
 def _states_memory(run: MeasuredRun) -> bool:
@@ -176,7 +188,7 @@ def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[Calibra
     for name in sorted((trusted | with_memory) - {FALLBACK}):
         fit = _fit_one(runs, name, date)
         if family_of(name).name not in trusted:
-            calibration = replace(fit.calibration, time=first.calibration.time)
+            calibration = replace(fit.calibration, time=replace(first.calibration.time, sources={}))
             fit = replace(fit, calibration=calibration, before=first.before, num_time_runs=0, residuals=np.empty(0))
         yield fit
 

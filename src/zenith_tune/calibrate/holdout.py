@@ -89,20 +89,27 @@ def step_errors(held: HeldOutSteps, num_places: int = 1) -> TimeCalibration:
     """
     if len(held.residuals) == 0:
         return TimeCalibration(interval=(-0.5, 0.5))
-    shares = np.vstack([np.ones(len(held.residuals)), held.shares])
-    usual = np.array([USUAL_SPREAD, *ERROR_SOURCES.values()])
-    sds = usual.copy()
-    for place in np.tile(np.arange(len(sds)), NUM_ROUNDS):
-        tried = np.repeat(sds[None], len(SDS), axis=0)
-        tried[:, place] = SDS
-        sd = np.sqrt((tried**2) @ shares**2)
-        likely = -(np.log(sd) + np.sqrt(2) * np.abs(held.residuals) / sd).sum(axis=1)
-        sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
-    low, high = interval(held.residuals / np.sqrt((sds**2) @ shares**2), num_places)
+    sds, sd = likeliest_sds(held.residuals, held.shares, np.array([USUAL_SPREAD, *ERROR_SOURCES.values()]))
+    low, high = interval(held.residuals / sd, num_places)
     errors = TimeCalibration(interval=(min(low, -LEAST_END) * sds[0], max(high, LEAST_END) * sds[0]))
     # The sources are stated relative to the width of the interval.
     scaled = sds[1:] * errors.spread / sds[0]
     return replace(errors, error_sds=dict(zip(ERROR_SOURCES, scaled.tolist(), strict=True)))
+
+
+def likeliest_sds(residuals: FloatArray, shares: FloatArray, usual: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the standard deviations of the GPU's own work and of each of ERROR_SOURCES, and that of each residual.
+
+    `usual` is what they are before any run.
+    """
+    parts, sds = np.vstack([np.ones(len(residuals)), shares]), usual.copy()
+    for place in np.tile(np.arange(len(sds)), NUM_ROUNDS):
+        tried = np.repeat(sds[None], len(SDS), axis=0)
+        tried[:, place] = SDS
+        sd = np.sqrt((tried**2) @ parts**2)
+        likely = -(np.log(sd) + np.sqrt(2) * np.abs(residuals) / sd).sum(axis=1)
+        sds[place] = SDS[np.argmax(likely - (np.log(SDS / usual[place]) / PRIOR_SD) ** 2 / 2)]
+    return sds, np.sqrt((sds**2) @ parts**2)
 
 
 def interval(residuals: FloatArray, num_places: int = 1) -> tuple[float, float]:

@@ -65,6 +65,14 @@ class MeasuredRun:
         name = f"{shape.num_layers}x{shape.hidden}x{shape.num_experts}" if shape else self.model_name
         return name, f"{self.gpu}x{self.num_gpus}"
 
+    @property
+    def author(self) -> str:
+        """Who measured it, on a machine and with software of their own; some have several tables."""
+        return next((name for name in SEVERAL_TABLES if name in self.source), self.source)
+
+
+SEVERAL_TABLES = ("h200", "vtrain")
+"""Part of the names of tables that one author measured on one machine."""
 
 LEAST_STEP_S, MOST_STEP_S = 1e-6, 86_400.0
 """Plausible step times."""

@@ -178,6 +178,14 @@ def precision_class(precision: str) -> str:
 ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
 """Sources of error besides the GPU's own work, with the standard deviation of the logarithm where no run shows it."""
 
+SOURCE_SDS = {"work": 0.12, "host": 0.43, "messages": 0.43, "experts": 0.22}
+"""Standard deviation of the level of a source (a machine with its software) that the GPU's own work and each of
+ERROR_SOURCES add."""
+TO_90 = 1.645
+"""Half of the 90% interval of a normal distribution, in standard deviations."""
+UNMEASURED = 6.0
+"""How many times further off the level of a framework is that no source measured."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeCalibration:
@@ -194,16 +202,45 @@ class TimeCalibration:
     """90% interval of the logarithm of measured over estimated step time, for the GPU's own work alone."""
     error_sds: Mapping[str, float] = field(default_factory=lambda: dict(ERROR_SOURCES))
     """Standard deviation that each of ERROR_SOURCES adds, in proportion to its share of the step."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Number of sources by GPU; none for a framework that nobody measured."""
+    num_own: int = 0
+    """Number of the user's own runs that it was refined by."""
+    source_sds: Mapping[str, float] = field(default_factory=lambda: dict(SOURCE_SDS))
+    """Standard deviation of a source's level that the GPU's own work and each of ERROR_SOURCES add."""
 
     @property
     def spread(self) -> float:
         """Standard deviation of a normal distribution with the same interval."""
-        return (self.interval[1] - self.interval[0]) / 3.29
+        return (self.interval[1] - self.interval[0]) / (2 * TO_90)
 
     def widening(self, shares: FloatArray) -> FloatArray:
         """Return how many times wider the interval is where ERROR_SOURCES decide these shares of a step."""
         sds = np.array([self.error_sds[name] for name in ERROR_SOURCES])
         result: FloatArray = np.sqrt(1 + ((sds[:, None] * shares) ** 2).sum(axis=0) / self.spread**2)
+        return result
+
+    def ends(self, wider: float, level_sd: float) -> tuple[float, float]:
+        """Return the interval of a step that is `wider` times less known, on a machine whose level is."""
+        low, high = (math.copysign(math.hypot(end * wider, level_sd * TO_90), end) for end in self.interval)
+        return low, high
+
+    def num_sources(self, gpu: str) -> int:
+        """Return how many sources measured a GPU, or the most similar one."""
+        while gpu not in self.sources and gpu in SIMILAR_GPU:
+            gpu = SIMILAR_GPU[gpu]
+        return self.sources.get(gpu, 0)
+
+    def level_sd(self, shares: FloatArray, gpu: str) -> FloatArray:
+        """Return the standard deviation of the error that all step times on a machine have in common.
+
+        It is that of a new member among as many sources as were measured, and shrinks with the user's own runs by the
+        normal update of a mean.
+        """
+        sds = np.array([self.source_sds[name] for name in ("work", *ERROR_SOURCES)])
+        between = sds[0] ** 2 + ((sds[1:, None] * shares) ** 2).sum(axis=0)
+        variance = between * (1 + 1 / max(self.num_sources(gpu), 1)) * (1 if self.sources else UNMEASURED**2)
+        result: FloatArray = np.sqrt(variance / (1 + self.num_own * variance / self.spread**2))
         return result
 
     def coefficients_for(

@@ -33,6 +33,7 @@ def estimate(
         memory_bytes=memory.device_bytes,
         memory_parts=memory.parts,
         step_spread=calibration.time.spread * wider,
+        level_sd=calibration.time.level_sd(time.shares, cluster.gpu.name),
         memory_spread=memory_spread(memory, calibration.memory),
         oom_probability=risk.oom,
     )

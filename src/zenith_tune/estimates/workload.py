@@ -172,7 +172,9 @@ class Estimate:
     memory_parts: dict[str, FloatArray]
     """Bytes on the fullest stage by cause: weights, gradients, optimizer, activations, logits, buffers, reserve..."""
     step_spread: FloatArray
-    """Standard deviation of the logarithm of measured over estimated step time."""
+    """Standard deviation of the logarithm of measured over estimated step time, on a machine whose level is known."""
+    level_sd: FloatArray
+    """Standard deviation that the machine's level adds: what all its steps are longer or shorter by."""
     memory_spread: FloatArray
     oom_probability: FloatArray
 

@@ -114,7 +114,7 @@ class EarlyStop:
             return Judgement(reason="warming up")
         error, gaps = progress.error, stakes.gaps(progress, direction)
         half_width, after = TO_90 * error, f"after {progress.num_iterations} iterations"
-        known = f"known within {_percent(half_width)} {after}"
+        known = f"known within {_percent(half_width)} {after}" if half_width < 1 else f"not known {after}"
         is_search = stakes.best is not None and stakes.max_samples is None
         is_behind = is_search and any(gap > SURE * math.hypot(error, other) for gap, other in gaps[:1])
         if stakes.max_samples is not None and num >= stakes.max_samples:
@@ -150,4 +150,4 @@ def study_drift(trials: Iterable[Trial]) -> float | None:
 
 
 def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.2g}%"
+    return f"{fraction:.0%}" if fraction >= 0.1 else f"{fraction * 100:.2g}%"

@@ -170,6 +170,8 @@ class Plan:
     """Number of layouts at the head that tie with the fastest."""
     tied_within: float
     """The relative difference of two steps below which they tie."""
+    level: str
+    """Who measured this kind of machine, and how far off that leaves all its step times."""
     near_misses: tuple[NearMiss, ...]
     front: tuple[PlannedLayout, ...]
     """Layouts that no other beats in both time and memory, the fastest first."""
@@ -207,7 +209,7 @@ class Plan:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions behind the figures that may differ from the command."""
-        found = []
+        found = [f"level of step times: {self.level}"]
         if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
             found.append(DISPATCH[self.job.dispatcher])
         if self.job.imbalance and any(planned.busiest_load > 1 for planned in self.best):

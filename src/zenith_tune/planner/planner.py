@@ -17,7 +17,7 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.calibration import ERROR_SOURCES, TO_90, Calibration
 from zenith_tune.estimates.memory import estimate_memory
 from zenith_tune.estimates.memory_risk import memory_quantiles
 from zenith_tune.estimates.model_flops import flops_per_token
@@ -37,6 +37,7 @@ from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
 from zenith_tune.planner.what_if import WhatIf, changed, parse_changes, resized
+from zenith_tune.units import count, format_spread
 
 AT_A_TIME = 16_384
 """Layouts estimated at a time, in order of speed, before checking whether they are enough."""
@@ -112,6 +113,7 @@ class Planner:
             best=tuple(best[:top]),
             num_tied=min(search.best.num_tied, top),
             tied_within=tied,
+            level=self._level(),
             near_misses=tuple(self._near_misses(search, candidates, best[0] if best else None, space, risk)),
             front=tuple(self.evaluate_batch(search.front.layouts)),
             num_considered=search.num_considered,
@@ -234,6 +236,14 @@ class Planner:
         routing = self._routing(layouts)
         return [self._planned(layouts, estimates, memory, routing, row) for row in range(len(layouts))]
 
+    def _level(self) -> str:
+        """Return who measured this kind of machine, and how far off that leaves the level of its step times."""
+        time, gpu = self.calibration.time, self.cluster.gpu.name
+        own = f"{count(time.num_own, 'run')} of yours" if time.num_own else "no run of yours yet"
+        spread = format_spread(TO_90 * float(time.level_sd(np.zeros((len(ERROR_SOURCES), 1)), gpu)[0]))
+        known = f"{gpu.upper()} by {count(time.num_sources(gpu), 'source')}"
+        return f"{known if time.sources else f'{self.job.framework.name}, by no source'},{spread}; {own}"
+
     def _routing(self, layouts: LayoutBatch) -> list[tuple[float, float | None]]:
         """Return the load of the busiest expert-parallel rank, and the memory with balanced routing."""
         workload = Workload.of(self.model, self.job)
@@ -307,7 +317,8 @@ class Planner:
         layout = layout_at(layouts, row)
         step_s = float(found.step_s[row])
         time = self.calibration.time
-        low, high = (end * float(found.step_spread[row]) / time.spread for end in time.interval)
+        spread, level_sd = float(found.step_spread[row]), float(found.level_sd[row])
+        low, high = time.ends(spread / time.spread, level_sd)
         tokens = layout.global_batch * self.job.seq_len
         peak = self.cluster.gpu.matrix_flops(self.job.precision) * layout.num_gpus
         return PlannedLayout(

@@ -13,7 +13,7 @@ from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
 from zenith_tune.record.server.url import database_path, shown
-from zenith_tune.record.storage import clear_errors, open_for_reading, open_storage
+from zenith_tune.record.storage import clear_errors, open_for_reading, opened_storage
 from zenith_tune.record.stored_trial import TWIN_OF, TrialFolders, exported_trial, refuse_unreadable, trial_view
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView, study_of
 from zenith_tune.study.files import Json, open_regular
@@ -108,12 +108,14 @@ def recorded_choices(url: str, name: str) -> dict[str, tuple[Value, ...]]:
     """
     if (path := database_path(url)) is not None and not path.is_file():
         return {}
-    storage = open_storage(url)  # a server may be starting, and have no tables yet
-    with clear_errors(url), refuse_unreadable(f"the trials of study {name!r}"), quiet_optuna(logging.ERROR):
+    with (
+        clear_errors(url),
+        opened_storage(url) as storage,  # a server may be starting, and have no tables yet
+        refuse_unreadable(f"the trials of study {name!r}"),
+        quiet_optuna(logging.ERROR),
+    ):
         is_there = any(study.study_name == name for study in storage.get_all_studies())
         trials = storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False) if is_there else []
-        storage.remove_session()
-        storage.engine.dispose()
     points = [trial.distributions for trial in trials if trial.distributions]
     return {
         name: tuple(kind.choices)

@@ -14,7 +14,7 @@ from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.folder import DATABASE_NAME, RECORD_NAME, StudyFolder, StudyLock
 from zenith_tune.record.reader import study_names
 from zenith_tune.record.record import HEADER_KEY
-from zenith_tune.record.storage import clear_errors, database_url, open_storage
+from zenith_tune.record.storage import clear_errors, database_url, opened_storage
 from zenith_tune.record.stored_trial import RESULT, RUN, TWIN_OF, exported_trial, refuse_unreadable, result_of
 from zenith_tune.study.files import Json, read_regular
 from zenith_tune.study.optuna_types import name_objective, quiet_optuna
@@ -140,17 +140,14 @@ def _write(study: _Files, path: Path) -> RecoveredStudy:
     lock = StudyLock(path, study.name)
     lock.acquire()
     try:
-        storage = open_storage(url)
         distributions = {name: json_to_distribution(json.dumps(each)) for name, each in study.distributions.items()}
-        with clear_errors(url), quiet_optuna():
+        with clear_errors(url), opened_storage(url) as storage, quiet_optuna():
             made = create_study(storage=storage, study_name=study.name, direction=study.direction.value)
             made.set_user_attr(HEADER_KEY, study.header)
             name_objective(made, str(study.header.get("evaluator", "value")))
             for number in range(max(study.trials, default=-1) + 1):
                 with refuse_unreadable(f"trial {number} of {folder.path}"):
                     made.add_trial(_frozen(study.trials.get(number), folder.path, distributions))
-        storage.remove_session()
-        storage.engine.dispose()
     finally:
         lock.release()
     unfinished = sum(content.get("outcome") == _RUNNING for content in study.trials.values())

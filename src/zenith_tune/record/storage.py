@@ -148,6 +148,17 @@ def open_storage(url: str) -> RDBStorage:
         return RDBStorage(url)
 
 
+@contextmanager
+def opened_storage(url: str) -> Iterator[RDBStorage]:
+    """Open or create the database, and close it at the end, also where reading or writing it fails."""
+    storage = open_storage(url)
+    try:
+        yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
 def open_for_reading(url: str) -> RDBStorage:
     """Open a database that is there, to read it; between two looks no connection is held.
 

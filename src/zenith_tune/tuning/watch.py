@@ -95,6 +95,16 @@ class EarlyEnd:
     log: str
 
 
+@dataclass(slots=True, kw_only=True)
+class _Looks:
+    """What the looks at a log have shown by now."""
+
+    before_first_s: float | None = None
+    """When nothing but the start of the run was to be seen yet, in seconds of the run."""
+    after_last: tuple[float, EarlyEnd] | None = None
+    """When the last iteration was seen, and how the run ends if it does not end by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrialWatch:
     """A wait for a job, with a look at its log now and then."""
@@ -113,21 +123,19 @@ class TrialWatch:
     def wait(self, job: Job) -> tuple[JobResult, EarlyEnd | None]:
         """Block as `Job.wait` does; a job whose value is known is ended, and why is returned with its result."""
         start, pause_s, looks = self.clock(), FIRST_LOOK_S, self.evaluator.shows_progress
-        looked_s, seen, began = 0.0, 0, start
-        started: list[float] = []
-        last: list[tuple[float, EarlyEnd]] = []
+        looked_s, seen, began, shown = 0.0, 0, start, _Looks()
         while (result := self._pause(job, pause_s, start)) is None:
             before, began = began, self.clock()
             pause_s = min(max((began - start) * _PAUSE_SHARE, _MIN_PAUSE_S), _MAX_PAUSE_S)
             size = _size(job.log_path) if looks else seen
+            if shown.after_last is not None and began - shown.after_last[0] >= AFTER_LAST_S:
+                return self._ended(job, shown.after_last[1])
             # What was spent on looking counts against the whole time: a long start-up pays for many looks at its end.
-            if last and began - last[0][0] >= AFTER_LAST_S:
-                return self._ended(job, last[0][1])
             if size == seen or looked_s > (began - start) * _LOOK_SHARE:
                 continue
             seen, used = size, time.thread_time()  # not the clock: on a busy machine a look waits for a core
             try:
-                early = self._look(job, began - start, before - start, started, last)
+                early = self._look(job, began - start, before - start, shown)
             except Exception:  # an evaluator is a plug-in: the trial runs to its end, where its faults are reported
                 early, looks = None, False
             if early is not None:
@@ -154,27 +162,23 @@ class TrialWatch:
             return _stopped(job, End.TIMED_OUT)
         return None
 
-    def _look(
-        self, job: Job, elapsed_s: float, looked_s: float, started: list[float], last: list[tuple[float, EarlyEnd]]
-    ) -> EarlyEnd | None:
-        """Judge a log that has grown since a look before.
-
-        `started` keeps the last look without an iteration, and `last` how the run ends that has made its last one.
-        """
+    def _look(self, job: Job, elapsed_s: float, looked_s: float, shown: _Looks) -> EarlyEnd | None:
+        """Judge a log that has grown since the look before, at `looked_s`."""
         text = TrialLog(job.log_path).text()
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
         progress = self.evaluator.progress(log, {**self.metadata, "duration": elapsed_s})
         if progress is None:
             return None
         if progress.step_s is None and progress.num_iterations:  # by its pace, since the log does not say
-            started.append(looked_s)
-            progress = replace(progress, next_s=(elapsed_s - started[0]) / progress.num_iterations)
+            if shown.before_first_s is None:
+                shown.before_first_s = looked_s
+            progress = replace(progress, next_s=(elapsed_s - shown.before_first_s) / progress.num_iterations)
         judgement = None
         if self.early_stop is not None:
             judgement = self.early_stop.judge(progress, self.evaluator.direction, self.stakes())
         self.on_progress(progress, judgement)
-        if progress.is_last and judgement is not None and not last:
-            last.append((self.clock(), EarlyEnd(reason="known after its last iteration", log=log)))
+        if progress.is_last and judgement is not None and shown.after_last is None:
+            shown.after_last = self.clock(), EarlyEnd(reason="known after its last iteration", log=log)
         return EarlyEnd(reason=judgement.reason, log=log) if judgement is not None and judgement.ends else None
 
 

@@ -77,8 +77,8 @@ def _over_gloo(make_groups: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache  # done twice, some answers would name CUDA twice
 def pretend_cuda() -> None:
     """Answer for CUDA from here on; call it before Megatron is imported, which keeps some of these by name."""
-    if not hasattr(typing, "override"):  # newer versions want Python 3.12, and import this from it
-        typing.override = lambda method: method  # type: ignore[attr-defined]
+    # Newer versions want Python 3.12, and import this from it.
+    vars(typing).setdefault("override", lambda method: method)
     answers = {
         "current_device": lambda: CPU,
         "synchronize": _nothing,

@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.mentions import mentions
+from tests.requirements import need_module
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
@@ -242,6 +243,7 @@ def test_a_guessed_speed_is_noted() -> None:
 
 
 def test_defaults_are_those_of_the_example() -> None:
+    need_module("engines", "zenith_mimo")
     spec = importlib.util.spec_from_file_location("mimo_train", ROOT / "examples" / "mimo_train.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)

@@ -121,8 +121,9 @@ class _Search:
     def expected_best(self) -> Prediction:
         """Return what is expected of the layout that is tried first."""
         index = self.acquisition.first
-        step_s, sd = math.exp(self.acquisition.time.mean[index]), float(self.acquisition.time.sd[index])
-        return Prediction(step_s=step_s, error=sd, by=EXPECTED_BY)
+        time, level_sd = self.acquisition.time, float(self.acquisition.prior.estimate.level_sd[index])
+        error = math.hypot(float(time.sd[index]), level_sd)
+        return Prediction(step_s=math.exp(time.mean[index]), error=error, by=EXPECTED_BY)
 
     def run(self, eval_fn: EvalFunction, direction: Direction) -> None:
         """Pick and learn until nothing is worth a trial."""
@@ -190,7 +191,7 @@ class _Search:
         if outlook is None:
             return "every layout that may run has been tried"
         length = self._job.training.describe(math.exp(self.acquisition.best_log_step))
-        saves = f"the next one would save {format_seconds(outlook.saved_s)} of {length} on average"
+        saves = f"the next one would save {format_seconds(max(outlook.saved_s, 0.0))} of {length} on average"
         return f"more trials would cost more than they save: {saves}, and take {format_seconds(outlook.cost_s)}"
 
     def findings(self) -> Findings:

@@ -1,0 +1,145 @@
+"""Judge step times on whole sources that nothing was fitted to: each is predicted from the others alone.
+
+A source is what one author measured on a machine with its software. What other sources of a framework have too few
+landscapes to be fitted, or none, is predicted with Megatron's coefficients, as the planner does for a framework that
+nobody measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from held_out import Judged, decides, judged_run
+
+from zenith_tune.calibrate.calibration_fit import FALLBACK, LEAST_LANDSCAPES, LEAST_RUNS, sources_by_gpu
+from zenith_tune.calibrate.holdout import (
+    HeldOutSteps,
+    families_of,
+    held_out_steps,
+    likeliest_sds,
+    step_errors,
+)
+from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.time_family import EFFICIENCY, LAUNCH, TRAFFIC, TimeFamily
+from zenith_tune.calibrate.time_fit import RunTable, TimeFit
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.estimates.calibration import ERROR_SOURCES, TO_90, TimeCalibration
+from zenith_tune.estimates.workload import FloatArray
+
+KINDS = ("work", *ERROR_SOURCES)
+USUAL: FloatArray = np.array([EFFICIENCY, LAUNCH, TRAFFIC, EFFICIENCY])
+"""Standard deviations of a source's level before any source: those that the fits expect of their coefficients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A source that was predicted from others."""
+
+    author: str
+    framework: str
+    runs: list[MeasuredRun]
+    held: HeldOutSteps
+    errors: TimeCalibration
+    """The errors of those others; `sources` is empty where none measured the framework."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether another source measured the framework."""
+        return bool(self.errors.sources)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind_of(run, self.held.shares[:, row]) for row, run in enumerate(self.runs)]
+
+    def levels(self) -> Iterator[tuple[float, FloatArray]]:
+        """Yield the level of each kind of run, and the mean shares of ERROR_SOURCES in its steps.
+
+        The others' mean is off too, by less the more of them there are: what it adds is taken off the level.
+        """
+        kinds = np.array(self.kinds)
+        for kind in sorted(set(kinds)):
+            rows = self.held.of(kinds == kind)
+            if len(rows.residuals) >= LEAST_RUNS:
+                gpus = [run.gpu for run, each in zip(self.runs, kinds, strict=True) if each == kind]
+                others = statistics.median(self.errors.num_sources(gpu) for gpu in gpus)
+                yield float(np.median(rows.residuals)) / math.sqrt(1 + 1 / max(others, 1)), rows.shares.mean(axis=1)
+
+    def judged(self, source_sds: dict[str, float]) -> Iterator[Judged]:
+        """Yield the runs with the intervals of a machine of which nothing is known."""
+        errors = replace(self.errors, source_sds=source_sds)
+        for row, run in enumerate(self.runs):
+            level_sd = float(errors.level_sd(self.held.shares[:, [row]], run.gpu)[0])
+            yield judged_run(run, self.held, row, errors, level_sd)
+
+
+def kind_of(run: MeasuredRun, shares: FloatArray) -> str:
+    """Return what decides a predicted step: experts if the model has any, else the host, messages or the GPU's work."""
+    has_experts = run.model is not None and run.model.num_experts > 0
+    return "experts" if has_experts else decides(shares[0], shares[1])
+
+
+def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
+    """Predict every source from the others of its framework's family, or from Megatron's where these are too few."""
+    found: list[LeftOut] = []
+    by_family = {family.name: (family, members) for family, members in families_of(runs) if family.fitted}
+    for family, members in by_family.values():
+        fit = _fit_of(family, members)
+        errors: HeldOutSteps | None = None
+        for author in sorted({run.author for run in members}):
+            own = [run for run in members if run.author == author]
+            others = [run for run in members if run.author != author]
+            num_places = len({run.landscape for run in others})
+            if num_places < LEAST_LANDSCAPES:
+                found += _in_place(own, by_family[FALLBACK]) if FALLBACK in by_family else ()
+                continue
+            mine = np.array([run.author == author for run in members])
+            errors = errors or held_out_steps(fit)
+            held = HeldOutSteps.of_estimate(fit, fit.estimate(fit.fit(np.flatnonzero(~mine))))
+            known = replace(step_errors(errors.of(~mine), num_places), sources=sources_by_gpu(others))
+            found.append(LeftOut(author=author, framework=family.name, runs=own, held=held.of(mine), errors=known))
+    return found
+
+
+def _in_place(own: list[MeasuredRun], fallback: tuple[TimeFamily, list[MeasuredRun]]) -> Iterator[LeftOut]:
+    """Yield the runs of an author by framework, predicted with the coefficients of another framework."""
+    author, (family, known) = own[0].author, fallback
+    others = [run for run in known if run.author != author]
+    fit = _fit_of(family, others)
+    calibration = fit.calibration(fit.fit())
+    errors = step_errors(held_out_steps(fit), len({run.landscape for run in others}))
+    for name in sorted({run.framework for run in own}):
+        mine = [run for run in own if run.framework == name]
+        same = replace(family, frameworks=(name,), by_release=())
+        as_is = TimeFit(same, RunTable.of(mine, load_framework(name)), load_framework(name), start=calibration)
+        held = HeldOutSteps.of_estimate(as_is, as_is.estimate(as_is.start))
+        yield LeftOut(author=author, framework=name, runs=mine, held=held, errors=errors)
+
+
+def _fit_of(family: TimeFamily, runs: list[MeasuredRun]) -> TimeFit:
+    framework = load_framework(family.name)
+    return TimeFit(family, RunTable.of(runs, framework), framework)
+
+
+def source_sds(cases: list[LeftOut]) -> dict[str, float]:
+    """Return the likeliest standard deviations of a source's level, from frameworks that others measured too.
+
+    They are those of the normal distribution whose 90% interval is that of Student's t with a degree of freedom less
+    than there are sources (Abramowitz and Stegun, formula 26.7.5).
+    """
+    levels = [level for case in cases if case.is_measured for level in case.levels()]
+    residuals = np.array([level for level, _ in levels])
+    shares = np.array([share for _, share in levels]).reshape(-1, len(ERROR_SOURCES)).T
+    sds, _ = likeliest_sds(residuals, shares, USUAL)
+    freedom = max(len({case.author for case in cases if case.is_measured}) - 1, 1)
+    wider = 1 + (TO_90**2 + 1) / (4 * freedom)
+    return dict(zip(KINDS, (wider * sds).tolist(), strict=True))
+
+
+def judge_sources(cases: list[LeftOut]) -> Iterator[tuple[LeftOut, list[Judged]]]:
+    """Yield every source with its judged runs, whose intervals know of the levels of others alone."""
+    for case in cases:
+        yield case, list(case.judged(source_sds([other for other in cases if other.author != case.author])))
