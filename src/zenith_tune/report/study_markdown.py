@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zenith_tune.report.study_comparison import describe_gain
@@ -38,9 +38,9 @@ def study_markdown(study: Json) -> str:
         parts.append(f"{count(rest, 'more trial')} not shown.")
     for table in study["findings"]:
         parts += _findings(table)
-    own_runs = {trial["number"] for trial in study["trials"] if trial["is_baseline"]}
     if study["failures"]:
-        parts += ["### Failures", "\n".join(_failure(group, own_runs) for group in study["failures"])]
+        names = {trial["number"]: "" if trial["is_baseline"] else trial["name"] for trial in study["trials"]}
+        parts += ["### Failures", "\n".join(_failure(group, names) for group in study["failures"])]
     if study["doctor"]:
         parts += ["### Diagnosis", fenced("\n".join(study["doctor"]))]
     strategy = [f"strategy {escaped(study['strategy'])}"] if study["strategy"] else []
@@ -121,10 +121,12 @@ def best_first(study: Json) -> list[Json]:
     return sorted(study["trials"], key=lambda trial: (trial["value"] is None, sign * (trial["value"] or 0)))
 
 
-def _failure(group: Json, own: set[int]) -> str:
-    trials = [number for number in group["numbers"] if number not in own]
-    numbers = ", ".join(map(str, trials[:8])) + ("…" if len(trials) > 8 else "")
-    who = [*(["your command"] if own & {*group["numbers"]} else []), *([f"trial {numbers}"] if trials else [])]
+def _failure(group: Json, names: Mapping[int, str]) -> str:
+    """Return a kind of failure and who had it; your own command has no name."""
+    called = [names[number] for number in group["numbers"]]
+    trials = [name for name in called if name]
+    shown = ", ".join(trials[:8]) + ("…" if len(trials) > 8 else "")
+    who = [*(["your command"] if "" in called else []), *([f"trial {shown}"] if trials else [])]
     cause = _cell(group["causes"][0]["text"])
     return f"- {len(group['numbers'])} {escaped(group['kind'])} ({', '.join(who)}): {cause}"
 
