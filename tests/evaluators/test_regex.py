@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
 from zenith_tune.evaluators.regex import RegexEvaluator
 from zenith_tune.study.parameters import Direction
+from zenith_tune.study.precision import TO_90
 
 LOG = "speed: 3.0\nspeed: 1.0 speed: 2.0\rspeed: 6.0\n"
 
@@ -163,3 +165,15 @@ def test_a_median_that_still_holds_its_warm_up_is_waited_for() -> None:
         assert progress is not None
         found = EarlyStop().judge(replace(progress, next_s=1.0), Direction.MINIMIZE, Stakes(drift=0.0))
         assert found.ends == (num_steady == 40)
+
+
+def test_a_value_that_is_one_sample_is_known_no_better_than_one() -> None:
+    rng = random.Random(4)
+    num_held = {"last": 0, "median": 0}
+    for _ in range(200):
+        log = steps_log([9.0, *(2 * (1 + 0.08 * rng.gauss(0, 1)) for _ in range(60))])
+        for selector in num_held:
+            found = RegexEvaluator(r"time: (\S+)", selector).measure(log, {})
+            assert found.error is not None
+            num_held[selector] += abs(found.value / 2 - 1) <= TO_90 * found.error
+    assert num_held["median"] >= 170 and num_held["last"] >= 170, num_held

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
 from dataclasses import asdict
 
@@ -59,8 +60,16 @@ def test_the_step_of_the_whole_batch_is_known_before_it_ran() -> None:
 def test_nothing_is_known_before_three_numbers_ran() -> None:
     evaluator = MegatronEvaluator("step_time")
     assert [evaluator.progress(run_log(num), {}) is not None for num in (3, 4, 5)] == [False, False, True]
-    with pytest.raises(ValueError, match="train for longer"):
+    with pytest.raises(ValueError, match="within its first short steps"):
         evaluator.measure(run_log(4), {})
+
+
+@pytest.mark.parametrize("elapsed", ["0.00", "-5.00", "inf"])
+def test_a_time_that_is_none_is_refused_as_it_is_without_short_steps(elapsed: str) -> None:
+    lines = run_log(8).splitlines()
+    lines[4] = re.sub(r"\(ms\): [0-9.]+", f"(ms): {elapsed}", lines[4])
+    with pytest.raises(ValueError, match="above 0, but at iteration 4"):
+        MegatronEvaluator("step_time").measure("\n".join(lines) + "\n", {})
 
 
 def test_the_next_step_costs_what_its_micro_batches_do() -> None:

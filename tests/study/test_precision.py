@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,21 @@ def test_equal_samples_are_known_exactly() -> None:
 )
 def test_the_trend_is_spearmans_correlation_with_time(values: list[float], rho: float) -> None:
     assert rank_trend(values) == pytest.approx(rho * math.sqrt(len(values) - 1), abs=0.001)
+
+
+def test_numbers_whose_squares_are_beyond_all_numbers_are_known_as_well_as_any() -> None:
+    assert relative_error([1e200, 1.02e200, 0.99e200]) == pytest.approx(relative_error([1.0, 1.02, 0.99]))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, [], 3, {}, {"squares": 0.01}, {"squares": "x", "num_pairs": 1}, {"squares": 0.01, "num_pairs": 0}),
+        *({"squares": math.nan, "num_pairs": 2}, {"squares": -1, "num_pairs": 2}, {"squares": 1e308, "num_pairs": 1}),
+        *({"squares": 0.01, "num_pairs": math.inf}, {"squares": 0.01, "num_pairs": 10**400}),
+        {"squares": 0.01, "num_pairs": 1e30},
+    ],
+)
+def test_what_no_pairs_of_runs_can_show_is_not_taken_for_noise_of_launches(content: Any) -> None:
+    assert LaunchNoise.stored(content) == LaunchNoise()
+    assert LaunchNoise.stored({"squares": 0.01, "num_pairs": 2}) == LaunchNoise(squares=0.01, num_pairs=2)
