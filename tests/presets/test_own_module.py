@@ -174,7 +174,7 @@ def test_inputs_that_come_with_the_module_say_its_tokens(own: Path, plan: Plan) 
 
 def test_a_plan_of_a_module_splits_none_of_its_layers(own: Path, plan: Plan) -> None:
     shown = as_json(plan("--module", f"{own}:build", *JOB, "--seq", str(SEQ), "--json"))
-    assert shown["framework"] == "fsdp" and len(shown["assumptions"]) == 1
+    assert shown["framework"] == "fsdp" and len(shown["assumptions"]) == 2
     for best in shown["best"]:
         assert {best["layout"][size] for size in ("tp", "pp", "cp", "ep")} == {1}
 

@@ -65,7 +65,7 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     assert tuner.returncode == code, stderr
     assert "best: trial 1, x=2: 2" in stdout
     assert f"interrupted by {signal.Signals(signum).name}" in stdout
-    assert "with --resume --study-name s" in stdout
+    assert "to continue: zenithtune resume s" in stdout
     assert "Traceback" not in stderr
     assert marked_processes(tmp_path) == []
     assert states(tmp_path) == Counter({"COMPLETE": 2, "FAIL": 1})

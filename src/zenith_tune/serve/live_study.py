@@ -19,6 +19,7 @@ from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, unfinished
 from zenith_tune.serve.running_progress import RunningProgress, SteadySource
 from zenith_tune.study.files import Json
+from zenith_tune.study.trial import Outcome
 
 
 class StudyLook:
@@ -87,7 +88,7 @@ class LiveState(StrEnum):
     PAUSED = "paused"
     ENDED = "ended"
     FAILED = "failed"
-    """It ended, and no run of it went well."""
+    """It ended, and no run that did went well."""
     STOPPED = "stopped"
     """Its tuner is gone, and left trials behind that had not ended, or was interrupted in the midst of them."""
     UNREADABLE = "unreadable"
@@ -100,7 +101,8 @@ class LiveState(StrEnum):
 
 def live_state(source: SteadySource, view: StudyView, *, is_paused: bool) -> LiveState:
     """Return the state of a study, by its tuner's lock, or else by its trials."""
-    has_failed = view.trials and not any(each.trial.ok for each in view.trials)
+    ended = [each.trial for each in view.trials if each.trial.outcome is not Outcome.CANCELLED]
+    has_failed = ended and not any(trial.ok for trial in ended)
     over = LiveState.FAILED if has_failed else LiveState.ENDED
     if source.is_export:
         return over
