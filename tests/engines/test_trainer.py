@@ -78,7 +78,9 @@ def tune(
     install(folder / "nvidia-smi", 'if [ "$1" = -L ]; then echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"; fi')
     (folder / "train.py").write_text(script)
     env = {**ENGINE_ENV, "PATH": f"{folder}:{os.environ['PATH']}"}
-    options = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--no-early-stop")
+    # So long a training that a trial pays on the slowest machine.
+    long = ("--no-confirm", "--no-early-stop", "--train-hours", "10000")
+    options = ("--output-dir", str(folder / "out"), "--study-name", "s", *long)
     command = (*shlex.split(python or warm_python()), str(folder / "train.py"), *arguments)
     given = ("--n-trials", "1", "--args", f"levers=none,steps=6,{preset_args}", *strategy)
     done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
