@@ -182,7 +182,7 @@ class Confirmation:
         error, other = (math.hypot(run.standard_error, launch_sd) for run in (trial, best))
         training_s = self._session.config.budget.training.seconds(best.step_s or 1.0)
         saved_s = training_s * saved_share(error, [(gap, other)], less_variance=error**2 / 2)
-        return saved_s > (trial.duration_s or 0.0) * trial.num_runs
+        return saved_s > (trial.alone_s or 0.0) * trial.num_runs
 
     def _gain(self, trial: Trial, *, over: Trial) -> float | None:
         """Return how much better one is than the other; None where one of them failed."""
