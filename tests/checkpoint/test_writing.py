@@ -75,7 +75,10 @@ def test_a_killed_merge_leaves_no_half_file_and_the_old_one_in_place(tmp_path: P
 
 
 def run_limited(code: str, *args: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, timeout=500)
+    """Run where only what is held counts as data: no stacks of torch's threads, no holes in malloc's heap."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
