@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zenith_tune.cli.options import RecordedCommand, debug_option, options_of
-from zenith_tune.errors import StudyInterrupted
+from zenith_tune.errors import StudyInterrupted, ZenithTuneError
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
+    from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.config import StudyConfig
     from zenith_tune.tuning.events import StudyListener
 
@@ -25,10 +27,14 @@ PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug")
 @click.command(cls=RecordedCommand, short_help="Find the fastest options for a training command by short real trials.")
 @options_of(TuneOptions)
 @click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all: how trials are picked, predictions, every setting.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the best command alone.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
 @debug_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool, **options: Any) -> int:
+def optimize(
+    command: tuple[str, ...], dry_run: bool, verbose: bool, quiet: bool, as_json: bool, debug: bool, **options: Any
+) -> int:
     """Run COMMAND again and again with other options, and print the fastest command.
 
     Everything after -- is the training command that you already use. It is untouched but for the options that the
@@ -40,9 +46,9 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
     from zenith_tune.shell import ParsedCommand
     from zenith_tune.tuner import PresetTuner
 
-    tuner = PresetTuner(
+    tuner: PresetTuner = PresetTuner(
         ParsedCommand.from_argv(command).text,
-        listener=lambda: _listener(as_json),
+        listener=lambda: _listener(tuner, verbose=verbose, quiet=quiet, as_json=as_json),
         words=RecordedCommand.given(PLACE),
         owns_process=not dry_run,
         **options,
@@ -76,12 +82,37 @@ def _notes(config: StudyConfig) -> Iterator[str]:
         yield f"--max-memory {limit / GIB:.0f}GiB limits nothing: a GPU has {capacity / GIB:.0f} GiB"
 
 
-def _listener(as_json: bool) -> StudyListener:
+def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, as_json: bool) -> StudyListener:
     from rich.console import Console
 
     from zenith_tune.report.json_lines import JsonLinesReporter
-    from zenith_tune.report.terminal.terminal import TerminalReporter
+    from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
+    from zenith_tune.report.terminal.verbose import VerboseReporter
+    from zenith_tune.tuning.events import StudyListener
 
     # A live display and JSON on one terminal would write over one another.
-    people = TerminalReporter(Console(stderr=as_json, highlight=False), live=not (as_json and sys.stdout.isatty()))
+    console, live = Console(stderr=as_json, highlight=False), not (as_json and sys.stdout.isatty())
+    people: StudyListener
+    if quiet:
+        people = StudyListener() if as_json else QuietReporter(lambda end: end.best_command or "")
+    elif verbose:
+        people = VerboseReporter(console, live=live)
+    else:
+        people = TerminalReporter(console, live=live, page=lambda end: _write_page(tuner))
     return JsonLinesReporter(sys.stdout, people) if as_json else people
+
+
+def _write_page(tuner: PresetTuner) -> Path | None:
+    """Write the study's page into its folder; None where there is nothing to show, or no room for it."""
+    from zenith_tune.record.reader import StudyReader
+    from zenith_tune.report.html.page import render_page
+    from zenith_tune.report.study_digest import StudyDigest
+    from zenith_tune.study.files import write_atomically
+
+    place = tuner.config.place
+    path, reader = place.folder.page, StudyReader(place.database_url, place.study_name)
+    try:
+        write_atomically(path, render_page(StudyDigest(reader).object()))
+    except (OSError, ZenithTuneError):
+        return None
+    return path
