@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes
+from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes, sizes_of
 from zenith_tune.presets.levers import Declared, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.presets.shared.subject import LookedUp, seen_cluster
@@ -76,7 +76,7 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
     most_grid_points = 100
 
     def __init__(self, given: A) -> None:
-        refuse_sizes(**{name: value for name, value in vars(given).items() if type(value) is int})
+        refuse_sizes(**sizes_of(given))
         self._given = given
         self._levers = LeverChoice.of(given.levers, given.allow, self.declared)
         self._bound: S | None = None

@@ -28,7 +28,7 @@ class TunedJob:
 
     subject: PlanSubject | None = None
     """Model, cluster and job, where the preset knows them."""
-    unplanned: str = "its preset knows no layouts"
+    unplanned: str = "it has no job: let PresetTuner run it, or call prepare() with one first"
     """Why there is no subject, and what would give one."""
     layout: Callable[[Mapping[str, Value]], Layout | None] = lambda params: None
     """The layout of a point."""

@@ -15,6 +15,7 @@ from zenith_tune.strategies.base import (
 )
 from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Trial
+from zenith_tune.units import whole
 
 FIXED: Mapping[str, Value] = {
     "pp": 1,
@@ -44,10 +45,11 @@ class MegatronHeuristicStrategy(TuningStrategy):
     ends_by_itself = True
 
     def __init__(self, *, n_gpus: int, **kwargs: object) -> None:
-        if n_gpus < 1 or n_gpus & (n_gpus - 1):
+        count = whole(str(n_gpus)) or 0  # a preset's arguments, which may be passed on to it, are often text
+        if not count or count & (count - 1):
             hint = "use a power of two, or --strategy optuna or grid"
             raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}", hint=hint)
-        self.n_gpus = n_gpus
+        self.n_gpus = count
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         climb = _Climb(_choices(search_space), direction)
