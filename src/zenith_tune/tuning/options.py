@@ -46,7 +46,8 @@ class TuneOptions:
     )
     args: Pairs | None = option("The preset's arguments, e.g. n_gpus=8,gbs=16.")
     topology: Path | str | None = option(
-        "What `nvidia-smi topo -m` prints on a node: how the GPUs of each node are linked.", metavar="FILE"
+        "What `nvidia-smi topo -m` or `nvlink -s` prints on a node: how the GPUs of each node are linked.",
+        metavar="FILE",
     )
     strategy: str | TuningStrategy | None = option(
         "How to search: guided, zero-progressive, grid, random, optuna ... [default: what suits the preset]",
