@@ -311,7 +311,9 @@ def _outlook(session: StudySession, plan: StudyPlan) -> str:
     space, strategy = session.config.preset.get_search_space(), session.config.strategy
     num = min((n for n in (plan.n_trials, strategy.expected_trials(space)) if n is not None), default=None)
     trials = [] if num is None else [_expected(session, plan, max(num - plan.num_finished, 0))]
-    return "; ".join(filter(None, [strategy.scope(), *trials]))
+    job = session.config.preset.describe_job(session.config.masked_command)
+    learned = f"{job}: " if job and job not in plan.title else ""
+    return learned + "; ".join(filter(None, [strategy.scope(), *trials]))
 
 
 def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:

@@ -334,7 +334,7 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
                 f"Megatron {self._version.name} refuses selective recomputation with a method or a number of layers, "
                 "which the documented rules set: trials are without"
             )
-        elif is_swift or runs_pretrain_script(full):
+        elif runs_ms_swift(full) or runs_pretrain_script(full):
             notes.append(
                 "no Megatron found for your command: trials with selective recomputation have a method and a number of "
                 "layers, as documented, which Megatron Core refuses: folding=true leaves both out"
