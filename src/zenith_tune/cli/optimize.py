@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from zenith_tune.tuning.config import StudyConfig
     from zenith_tune.tuning.events import StudyListener
 
-PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug")
+SCREEN = ("verbose", "quiet", "diff")
+"""Options about what is printed."""
+PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", *SCREEN)
 """Options about where a study is and how it is continued now, which need not be the same the next time."""
 
 
@@ -29,12 +31,11 @@ PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug")
 @click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Print all: how trials are picked, predictions, every setting.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the best command alone.")
+@click.option("--diff", is_flag=True, help="Print what the best command has in place of your own, and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
 @debug_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def optimize(
-    command: tuple[str, ...], dry_run: bool, verbose: bool, quiet: bool, as_json: bool, debug: bool, **options: Any
-) -> int:
+def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool, **options: Any) -> int:
     """Run COMMAND again and again with other options, and print the fastest command.
 
     Everything after -- is the training command that you already use. It is untouched but for the options that the
@@ -46,9 +47,10 @@ def optimize(
     from zenith_tune.shell import ParsedCommand
     from zenith_tune.tuner import PresetTuner
 
+    screen = {name: options.pop(name) for name in SCREEN}
     tuner: PresetTuner = PresetTuner(
         ParsedCommand.from_argv(command).text,
-        listener=lambda: _listener(tuner, verbose=verbose, quiet=quiet, as_json=as_json),
+        listener=lambda: _listener(tuner, as_json=as_json, **screen),
         words=RecordedCommand.given(PLACE),
         owns_process=not dry_run,
         **options,
@@ -82,19 +84,24 @@ def _notes(config: StudyConfig) -> Iterator[str]:
         yield f"--max-memory {limit / GIB:.0f}GiB limits nothing: a GPU has {capacity / GIB:.0f} GiB"
 
 
-def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, as_json: bool) -> StudyListener:
+def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_json: bool) -> StudyListener:
     from rich.console import Console
 
     from zenith_tune.report.json_lines import JsonLinesReporter
     from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
     from zenith_tune.report.terminal.verbose import VerboseReporter
+    from zenith_tune.shell.command_diff import command_diff
     from zenith_tune.tuning.events import StudyListener
 
     # A live display and JSON on one terminal would write over one another.
     console, live = Console(stderr=as_json, highlight=False), not (as_json and sys.stdout.isatty())
     people: StudyListener
-    if quiet:
-        people = StudyListener() if as_json else QuietReporter(lambda end: end.best_command or "")
+    if as_json and (quiet or diff):
+        people = StudyListener()
+    elif quiet or diff:
+        own = tuner.config.masked_command
+        shown = (lambda best: best) if quiet else lambda best: "\n".join(command_diff(own, best))
+        people = QuietReporter(lambda end: shown(end.best_command or own))
     elif verbose:
         people = VerboseReporter(console, live=live)
     else:
