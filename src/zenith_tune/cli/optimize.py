@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.options import RecordedCommand, debug_option, options_of
+from zenith_tune.cli.options import RecordedCommand, debug_option, help_all_option, options_of
 from zenith_tune.errors import StudyInterrupted, ZenithTuneError
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.units import GIB
@@ -34,6 +34,7 @@ PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", *S
 @click.option("--diff", is_flag=True, help="Print what the best command has in place of your own, and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
 @debug_option
+@help_all_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool, **options: Any) -> int:
     """Run COMMAND again and again with other options, and print the fastest command.
