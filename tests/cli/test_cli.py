@@ -239,3 +239,27 @@ def test_a_traceback_only_with_debug(zenithtune: Run) -> None:
     arguments = ["optimize", "--preset", "megatron", "--args", "n_gpus=0,gbs=1"]
     assert "Traceback" not in zenithtune(*arguments, *TRAIN).stderr
     assert "Traceback" in zenithtune(*arguments, "--debug", *TRAIN).stderr
+
+
+def test_the_job_is_stated_by_options_and_not_twice(zenithtune: Run) -> None:
+    job = ["--gpus", "8", "--gbs", "16", "--n-trials", "1", "--preset", "megatron", "--json"]
+    done = zenithtune("optimize", *job, "--dry-run", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    given = zenithtune("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "1", "--json",
+                       "--dry-run", *TRAIN)  # fmt: skip
+    assert done.stdout == given.stdout
+    assert_one_line(zenithtune("optimize", *job, "--args", "gbs=16", *TRAIN), "--gbs", "--args gbs=")
+    assert_one_line(zenithtune("optimize", "--preset", "space", "--seq", "4", *TRAIN), "space", "seq")
+
+
+def test_help_lists_common_options_by_group_and_help_all_lists_all() -> None:
+    from click.testing import CliRunner
+
+    from zenith_tune.cli.main import cli
+
+    short, whole = (CliRunner().invoke(cli, ["optimize", flag]).output for flag in ("--help", "--help-all"))
+    heads = [line.rstrip(":") for line in short.splitlines() if line and line[0] != " " and line.endswith(":")]
+    assert heads == ["Job", "Search", "Budget", "Where it runs", "Output"]
+    options = [set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole)]
+    assert options[0] < options[1] and "--max-duplicates" in options[1] - options[0]
+    assert len(options[0]) <= 32

@@ -342,7 +342,7 @@ def test_a_study_of_other_parameters_is_refused_in_one_line(
         (["plain.log", *H100, "--", *LAUNCH, *PIPELINE], ["plain.log", "speed"]),
         ([*H100, "--", "echo", "hello"], ["no preset", "--preset"]),
         (["--cluster", "h10x8", "--", *LAUNCH, *PIPELINE], ["unknown GPU 'h10'", "'h100'?"]),
-        (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], ["cluster=h100x8"]),
+        (["--cluster", "h100x4", "--", *LAUNCH, *PIPELINE], ["--cluster h100x8"]),
         ([*H100, "--", *LAUNCH, *GOOD, "--expert-model-parallel-size", "2"], ["ep must be 1", "experts"]),
         ([*H100, "--risk", "nan", "--", *LAUNCH], ["--risk", "nan"]),
         ([*H100, "--risk", "7", "--", *LAUNCH], ["'--risk'", "7"]),

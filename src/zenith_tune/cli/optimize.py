@@ -43,7 +43,7 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
     preset sets; where options find no safe place, write {tp}, {mbs} and so on where the values belong.
 
     \b
-    zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- bash train.sh
+    zenithtune optimize --preset megatron --gpus 8 --gbs 16 -- bash train.sh
     """
     from zenith_tune.shell import ParsedCommand
     from zenith_tune.tuner import PresetTuner
@@ -91,7 +91,7 @@ def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_
     from zenith_tune.report.json_lines import JsonLinesReporter
     from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
     from zenith_tune.report.terminal.verbose import VerboseReporter
-    from zenith_tune.shell.command_diff import command_diff
+    from zenith_tune.report.command_diff import command_diff
     from zenith_tune.tuning.events import StudyListener
 
     # A live display and JSON on one terminal would write over one another.

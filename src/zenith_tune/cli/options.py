@@ -140,6 +140,8 @@ def _joined(context: click.Context, parameter: click.Parameter, pairs: tuple[str
     return ",".join(pairs) if pairs else None
 
 
+job_options = options_of(TuneOptions, "gpus", "gbs", "seq")
+"""Adds --gpus, --gbs and --seq, for what a command does not say of its job."""
 study_place = options_of(TuneOptions, "output_dir", "db")
 """Adds --output-dir and --db, by which a study is found."""
 
@@ -172,10 +174,12 @@ debug_option = click.option("--debug", is_flag=True, help="Show a traceback when
 
 
 def pairs(options: Options, *examples: str) -> dict[str, str]:
-    """Return the values that --args names."""
+    """Return the values that --args and the options of the job give."""
     from zenith_tune.registry import parse_pairs
 
-    return parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
+    found = parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
+    of_job = {"gpus": "n_gpus", "gbs": "gbs", "seq": "seq"}
+    return found | {key: str(options[name]) for name, key in of_job.items() if options.get(name) is not None}
 
 
 def calibration_of(options: Options) -> Calibration | None:

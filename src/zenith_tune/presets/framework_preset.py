@@ -116,7 +116,7 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
         seq_len = (model.traced.num_tokens if model.traced else None) or seq_len
         if seq_len is None:
             problem = "the length of the sequences is not known: the command has no --max_seq_length or the like"
-            raise UsageError(problem, hint="give --args seq=2048")
+            raise UsageError(problem, hint="give --seq 2048")
         spec = JobSpec(seq_len=seq_len, framework=load_framework(framework), precision=precision, new_shapes=new_shapes)
         machines = seen_cluster(self._given.cluster, num_gpus, self._given.topology, gpu)
         return PlanSubject(model=model, cluster=machines, job=spec)

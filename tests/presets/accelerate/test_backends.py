@@ -298,7 +298,7 @@ def test_what_a_trial_must_know_is_not_left_to_the_shell(
     with pytest.raises(UsageError) as caught:
         bound(text)
     assert caught.value.hint
-    assert option.split()[0] in caught.value.problem or "n_gpus=8" in caught.value.hint
+    assert option.split()[0] in caught.value.problem or "--gpus 8" in caught.value.hint
 
 
 def test_a_number_that_the_shell_knows_may_be_given_beside_the_command(tmp_path: Path) -> None:

@@ -160,11 +160,11 @@ def test_a_cluster_that_is_unknown_or_too_small_is_refused(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B).subject(LLAMA3_8B)
-    assert "nvidia-smi" in caught.value.problem and "--args cluster=h100x8" in caught.value.hint
+    assert "nvidia-smi" in caught.value.problem and "--cluster h100x8" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B, cluster="h100x4").subject(LLAMA3_8B)
     assert "8 GPUs" in caught.value.problem and "h100x4" in caught.value.problem
-    assert "--args cluster=h100x8" in caught.value.hint
+    assert "--cluster h100x8" in caught.value.hint
 
 
 def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def _backend_notes(backend: Backend) -> list[str]:
 def _still_note(still: list[str]) -> str:
     reasons = {
         "cp": "cp, with which Accelerate feeds Megatron too few micro-batches unless Megatron reads the data",
-        "ep": "ep, which is for a mixture of experts that --args model=NAME describes",
+        "ep": "ep, which is for a mixture of experts that --model NAME describes",
     }
     what = "; and ".join(reasons[name] for name in still)
     return f"not searched: {what}; --args search=default+{'+'.join(still)} would"

@@ -93,7 +93,7 @@ def checked_ranks(num_ranks: int) -> int:
     """Return a number of ranks that layouts can be searched for."""
     if not 2 <= num_ranks <= MOST_RANKS:
         problem = f"{PRESET} searches layouts for 2 to {MOST_RANKS} ranks"
-        raise UsageError(f"{problem}, but the command has {num_ranks}", hint="give --args n_gpus=8")
+        raise UsageError(f"{problem}, but the command has {num_ranks}", hint="give --gpus 8")
     return num_ranks
 
 

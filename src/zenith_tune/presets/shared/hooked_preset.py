@@ -183,7 +183,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
 
     def _named_model(self) -> ModelSpec:
         if self._given.model is None:
-            raise UsageError("the model is seen when your own command runs", hint="or give --args model=NAME")
+            raise UsageError("the model is seen when your own command runs", hint="or give --model NAME")
         return job_model(self._given.model)
 
     def _looked_up(self) -> PlanSubject:

@@ -55,7 +55,7 @@ def _named_model(job: TitanJob) -> ModelSpec:
     except UnknownNameError:
         if job.given.model is not None:
             raise
-        hint = "or give --args model=NAME"
+        hint = "or give --model NAME"
         raise UsageError(f"the shape of {job.model} is seen when your own command runs", hint=hint) from None
 
 

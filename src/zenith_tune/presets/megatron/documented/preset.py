@@ -356,6 +356,6 @@ def megatron_subject(
 
     shape, seq_len = job_model(model), seq or sequence_in_command(command)
     if seq_len is None:
-        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --args seq=4096")
+        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --seq 4096")
     job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
     return PlanSubject(model=shape, cluster=job_cluster(cluster, n_gpus), job=job)
