@@ -101,11 +101,13 @@ class StudyConfig:
     def timeouts(self) -> Timeouts:
         """The limits on a trial's duration."""
         given = self.options
+        # A run that takes longer may well have a better value that is no time.
+        dynamic = given.timeout_dynamic and self.evaluator.measures_time
         if given.timeout_margin is None:
-            return Timeouts(fixed_s=given.timeout, dynamic=given.timeout_dynamic)
+            return Timeouts(fixed_s=given.timeout, dynamic=dynamic)
         if not given.timeout_dynamic:
             raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
-        return Timeouts(fixed_s=given.timeout, dynamic=True, margin=given.timeout_margin)
+        return Timeouts(fixed_s=given.timeout, dynamic=dynamic, margin=given.timeout_margin)
 
     @functools.cached_property
     def early_stop(self) -> EarlyStop | None:
@@ -326,7 +328,7 @@ class StudyConfig:
 
     def notes(self, of_runner: Sequence[str] = ()) -> list[str]:
         """Return what the user should know before the first trial."""
-        notes = [*self.preset.notes(self.command), *self.line.warnings(), *of_runner]
+        notes = [*self.preset.notes(self.command), *self.warnings(), *of_runner]
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self.options.baseline and not self.runs_baseline:
@@ -341,8 +343,16 @@ class StudyConfig:
         if self.runs_baseline and (short := self.short_steps({})) is not None:
             numbers = f"{min(short.numbers)} to {max(short.numbers)} of its {short.whole} micro-batches"
             notes.append(f"where Megatron Core allows it, a run begins with steps of {numbers}: see --whole-steps")
+        if self.options.timeout_dynamic and not self.timeouts.dynamic:
+            notes.append(f"--timeout-dynamic ends no trial: no time or speed is measured ({self.evaluator.describe()})")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
+
+    def warnings(self) -> list[str]:
+        """Return what may keep the options of trials from having an effect, but where placeholders stand for all."""
+        searched = [name for name, axis in self.preset.get_search_space().items() if len(axis.grid(2)) > 1]
+        left = [name for name in searched if name not in placeholder_names(self.command, searched)]
+        return self.line.warnings(left[:2]) if left else []
 
     def _placeholders(self) -> set[str]:
         return {*self.preset.placeholder_names(), TRIAL_FOLDER}
