@@ -80,6 +80,7 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
         "gpus_per_trial": 2,
         "listener": witness,
         "strategy": GridStrategy(),
+        "confirm": True,
     }
     tune(tmp_path, preset=ToyPreset(range(1, 6)), **options).optimize()
     assert [trial.params["x"] for trial in witness.trials][-1] == 5

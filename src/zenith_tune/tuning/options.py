@@ -103,7 +103,7 @@ class TuneOptions:
     )
     repeats: int = option("Run each point N times.", 1, at_least=1, metavar="N")
     timeout: float | None = option("End a trial after S seconds.", metavar="S")
-    timeout_dynamic: bool = option("End a trial once it can no longer beat the best one.", False)
+    timeout_dynamic: bool = option("End a trial once it can no longer beat the best one, where a time or a speed is measured.", False)
     timeout_margin: float | None = option(
         "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]", metavar="X"
     )
