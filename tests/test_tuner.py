@@ -156,7 +156,7 @@ def test_a_long_run_is_not_ended_where_no_time_is_measured(tmp_path: Path, direc
     tuner = tune(tmp_path, command, listener=witness, timeout_dynamic=True, evaluator=evaluator)
     tuner.optimize()
     assert [trial.outcome for trial in witness.trials] == ["ok", "ok", "ok"]
-    assert any("--timeout-dynamic" in note for note in tuner.config.notes())
+    assert any("--timeout-dynamic" in note for note in tuner.config.warnings())
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ def test_a_template_is_told_of_the_placeholders_that_it_lacks(
     monkeypatch.chdir(tmp_path)
     Path("train.sh").write_text("python train.py\n")
     config = PresetTuner(command, preset, tune_args={"n_gpus": "8", "gbs": "16"}).config
-    warnings = [note for note in config.notes() if "pass its arguments on" in note]
-    assert warnings == config.warnings() and len(warnings) == bool(told)
+    warnings = [note for note in config.warnings() if "pass its arguments on" in note]
+    assert warnings == config.line_warnings() and len(warnings) == bool(told)
     assert all(name in warning for warning in warnings for name in told)
     assert not any("{tp}" in warning for warning in warnings if "{tp}" in command)
 
@@ -433,5 +433,5 @@ def test_the_estimate_has_the_expected_number_of_trials_and_the_most(tmp_path: P
     expected, most = strategy.expected_trials(space), strategy.max_trials(space)
     assert expected is not None and most is not None and 6 < expected < most
     tuner.optimize()
-    (estimate,) = [note for note in witness.notes if note.startswith("estimate")]
-    assert mentions(estimate, f"{expected} trials", f"{most} trials")
+    (outlook,) = [note for note in witness.notes if "short trials" in note]
+    assert mentions(outlook, f"{expected} short trials", f"{most} trials")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -139,6 +140,19 @@ def test_a_topology_says_how_far_tensor_parallelism_may_reach(doctor: Doctor) ->
     shown = as_json(doctor(*H100, *topology, "--json", "--", *LAUNCH, *GOOD, "--global-batch-size", "64"))
     assert "slow_tensor_link" in [advice["name"] for advice in shown["advice"]]
     assert shown["tensor_parallel_reason"].startswith("no NVLink")
+
+
+def test_what_writes_a_layout_has_the_same_topology(
+    doctor: Doctor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (node := tmp_path / "my node.txt").write_text((TOPOLOGIES / "l40s_pcie.txt").read_text())
+    staged = ["--pipeline-model-parallel-size", "8", "--micro-batch-size", "1", "--global-batch-size", "8"]
+    shown = as_json(doctor(*H100, "--topology", str(node), "--json", "--", *LAUNCH, *staged))
+    better = next(advice for advice in shown["advice"] if advice["command"])
+    words = shlex.split(better["command"])
+    assert words[words.index("--topology") + 1] == str(node)
+    written = running("plan", capsys)(*words[2:])
+    assert written.code == 0 and f"# {better['planned']['name']} for" in written.out, written.err
 
 
 def test_a_log_and_its_command_are_a_measured_run(doctor: Doctor, tmp_path: Path) -> None:

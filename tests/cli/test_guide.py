@@ -80,6 +80,29 @@ def test_small_and_large_sizes_and_few_gpus_are_shown_as_they_are(
     assert re.search(pattern, guide(*arguments).out)
 
 
+@pytest.mark.parametrize("arguments", [["671B"], ["500B"], ["530B", "--gbs", "512"], ["405B"], ["3B"]])
+def test_a_size_outside_the_table_has_the_planners_layout(guide: Guide, arguments: list[str]) -> None:
+    shown = as_json(guide(*arguments, "--json"))
+    assert shown["guide"]["layout"] == shown["planner"]["layout"] and shown["gain"] == 0
+    assert shown["planner"]["oom_probability"] < 0.15
+    done = guide(*arguments)
+    assert "planner  TP" in done.out and "\nguide" not in done.out and "faster" not in done.out
+
+
+@pytest.mark.parametrize("size", ["10B", "30B", "150B"])
+@pytest.mark.parametrize("seq", ["2048", "8192"])
+def test_a_choice_is_called_faster_only_where_its_step_is_shorter(guide: Guide, size: str, seq: str) -> None:
+    shown, text = as_json(guide(size, "--seq", seq, "--json")), guide(size, "--seq", seq).out
+    assert ("faster" in text) == (shown["planner"]["step_s"] < shown["guide"]["step_s"])
+    if "slower" in text:
+        assert shown["planner"]["oom_probability"] < shown["guide"]["oom_probability"]
+
+
+def test_there_is_no_gain_over_what_does_not_fit(guide: Guide) -> None:
+    shown = as_json(guide("13B", "--seq", "8192", "--json"))
+    assert not shown["guide"]["fits"] and shown["gain"] is None
+
+
 def test_a_gpu_without_bf16_is_planned_in_fp16(guide: Guide) -> None:
     done = guide("3B", "--gpu", "v100")
     assert "batch 8, sequence 2048, fp16\n" in done.out and "rule: v100-32 has no bf16: fp16" in done.out

@@ -69,6 +69,17 @@ def listed(name: str, count: int, instances: tuple[str, ...] = ()) -> str:
     return "".join(itertools.chain(*lines))
 
 
+def link_status(name: str, active: Sequence[int], links: int = 18, rate: str = "26.562 GB/s") -> str:
+    """Return what `nvidia-smi nvlink -s` prints where so many links of each GPU are up."""
+    found = []
+    for gpu, up in enumerate(active):
+        states = [rate] * up + ["<inactive>"] * (links - up)
+        shown = [f"\t Link {number}: {state}\n" for number, state in enumerate(states)]
+        none = ["NVML: Unable to retrieve NVLink information as all links are inActive\n"]
+        found += [f"GPU {gpu}: {name} (UUID: GPU-{gpu:08x}-0000-0000-0000-000000000000)\n", *(shown if up else none)]
+    return "".join(found)
+
+
 def matrix(
     cells: list[list[str]],
     *,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.describe.smi_samples import DGX_1, islands, listed, matrix, uniform
+from tests.describe.smi_samples import DGX_1, islands, link_status, listed, matrix, uniform
 from tests.mentions import mentions
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -73,6 +73,13 @@ def test_names_are_listed_without_their_ids() -> None:
 def test_what_nvidia_smi_prints_is_recognised_among_other_text() -> None:
     assert is_machine(listed(H100, 1)) and is_machine(matrix(uniform(2, "SYS"), colours=True))
     assert not is_machine('gpu = "h100"\nnum_gpus = 8\n# GPU0 is broken')
+
+
+@pytest.mark.parametrize("before", ["", listed(H100, 8), listed(H100, 8) + matrix(uniform(8, "NV18"))])
+def test_the_status_of_nvlinks_describes_a_machine(before: str) -> None:
+    cluster = machine_cluster(before + link_status(H100, [16] * 8), "box.txt")
+    assert (cluster.num_gpus, cluster.fast_domain, cluster.fast_link.bytes_per_s) == (8, 8, 400e9)
+    assert machine_cluster(before + link_status(H100, [0] * 8), "box.txt").fast_domain == 1
 
 
 def test_a_matrix_without_names_says_how_to_save_them() -> None:

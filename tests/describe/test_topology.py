@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.describe.smi_samples import DGX_1, islands, matrix, uniform
+from tests.describe.smi_samples import DGX_1, islands, link_status, matrix, uniform
 from tests.mentions import mentions
 from zenith_tune.describe.topology import Path, parse_topology
 from zenith_tune.errors import UsageError
@@ -79,6 +79,35 @@ def test_what_only_a_terminal_would_show_changes_nothing() -> None:
 def test_one_gpu_is_a_machine_too() -> None:
     topology = parse_topology(matrix([[" X "]]))
     assert (topology.num_gpus, topology.fast_domain, topology.slowest_path) == (1, 1, Path.SELF)
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "sizes"),
+    [
+        ("NVIDIA H100 80GB HBM3", [18] * 8, [8]),
+        ("NVIDIA H100 80GB HBM3", [0] * 8, [1] * 8),
+        ("NVIDIA A100 80GB PCIe", [12] * 4, [2, 2]),
+        ("NVIDIA A100 80GB PCIe", [12, 12, 0, 0], [2, 1, 1]),
+        ("Some GPU", [4] * 4, [4]),
+    ],
+)
+def test_the_status_of_nvlinks_is_a_topology(name: str, active: list[int], sizes: list[int]) -> None:
+    for text in (link_status(name, active), link_status(name, active).replace("\n", "\r\n")):
+        topology = parse_topology(text)
+        assert [len(island) for island in topology.islands] == sizes
+        assert topology.nvlinks_per_gpu(max(active) or 1) == min(active)
+
+
+def test_links_that_are_down_do_not_count() -> None:
+    whole, status = matrix(uniform(8, "NV18")), link_status("NVIDIA H100 80GB HBM3", [18] * 7 + [16])
+    assert {parse_topology(text).nvlinks_per_gpu(18) for text in (whole + status, status + whole)} == {16}
+    lone = parse_topology(whole + link_status("NVIDIA H100 80GB HBM3", [18] * 7 + [0]))
+    assert [len(island) for island in lone.islands] == [7, 1]
+
+
+def test_a_status_of_other_gpus_than_the_matrix_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"8 GPUs.* 4"):
+        parse_topology(matrix(uniform(8, "NV18")) + link_status("NVIDIA H100 80GB HBM3", [18] * 4))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.command_runs import running
+from tests.describe.smi_samples import matrix, uniform
 from tests.doctor.runs import run_of
+from tests.planner.planners import planner
+from zenith_tune.describe.topology import parse_topology, with_topology
 from zenith_tune.doctor.diagnosed_run import RunOrigin
 from zenith_tune.doctor.diagnosis import diagnose, diagnosis_lines
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.doctor.planner_advice import better_layout, emit_command
 from zenith_tune.estimates.workload import Estimate
 from zenith_tune.layouts.layout import parse_layout
@@ -32,6 +36,27 @@ def test_a_layout_that_is_clearly_faster_is_advised_with_its_gain_and_what_write
     assert advice is not None and advice.gain >= 0.1 and advice.planned.oom_probability < run.risk
     assert advice.gain == pytest.approx(run.planned.step_s / advice.planned.step_s - 1)
     assert advice.command in far() and advice.planned.name in far()
+
+
+UNLINKED = matrix(uniform(8, "SYS"))
+
+
+@pytest.mark.parametrize("layout", ["TP2 PP4 mbs1 SP full/uniform1", "TP2 PP2 DP2 Z1 mbs1 SP full/uniform1"])
+@pytest.mark.parametrize("gbs", [2, 8])
+def test_no_advice_leaves_what_nvlink_joins(layout: str, gbs: int) -> None:
+    at = planner("llama3-8b", "h100x8", seq_len=8192)
+    at.cluster = with_topology(at.cluster, parse_topology(UNLINKED), "node.txt")
+    run = DiagnosisInput.of(at, parse_layout(layout, num_gpus=8, global_batch=gbs), origin=MEGATRON)
+    advice = diagnose(run).advice
+    assert advice and all(each.planned.layout.tp <= run.layout.tp for each in advice)
+    assert all(each.planned.layout.tp == 1 for each in advice if each.name == "better_layout")
+
+
+def test_nodes_that_the_catalog_has_otherwise_linked_have_no_command() -> None:
+    at = planner("llama3-8b", "h100x8", seq_len=8192)
+    at.cluster = with_topology(at.cluster, parse_topology(UNLINKED), "node.txt")
+    run = DiagnosisInput.of(at, parse_layout("PP8 mbs1", num_gpus=8, global_batch=8), origin=MEGATRON)
+    assert emit_command(run, run.layout) == ""
 
 
 def test_the_command_writes_that_very_layout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.describe.smi_samples import link_status
 from tests.mentions import mentions
 from tests.plan_runs import LLAMA, Plan, as_json, planning
 from tests.runners.fake_nvidia_smi import put_on_path
@@ -44,6 +45,13 @@ def test_a_node_with_a_switch_plans_as_the_catalog_does(plan: Plan) -> None:
     without = as_json(plan(*LLAMA, "--json"))
     assert [each["name"] for each in with_file["best"]] == [each["name"] for each in without["best"]]
     assert "tensor_parallel_reason" not in without
+
+
+def test_the_status_of_nvlinks_bounds_a_plan(plan: Plan, tmp_path: Path) -> None:
+    (down := tmp_path / "down.txt").write_text(link_status("NVIDIA H100 80GB HBM3", [0] * 8))
+    shown = as_json(plan(*LLAMA, "--topology", str(down), "--json"))
+    assert {each["layout"]["tp"] for each in shown["best"]} == {1}
+    assert mentions(shown["tensor_parallel_reason"], "no NVLink") and "SYS" not in shown["tensor_parallel_reason"]
 
 
 def test_where_nothing_fits_inside_an_island_larger_sizes_are_planned_and_noted(plan: Plan) -> None:

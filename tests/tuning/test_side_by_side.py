@@ -23,7 +23,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.record.source import find_study
 from zenith_tune.report.search_digest import best_so_far
-from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.study.trial import Trial
 
@@ -237,7 +237,7 @@ def test_a_run_alone_is_marked_in_the_table_and_in_the_report(tmp_path: Path) ->
     assert best_so_far(view.study)[-1] == (first, 99.0)
     assert view.best is not None and view.best.number == best.number
     shown = Console(file=io.StringIO(), width=80)
-    reporter = TerminalReporter(shown)
+    reporter = VerboseReporter(shown)
     for each in view.trials:
         reporter.trial_recalled(each.trial, each.label)
     assert witness.end is not None

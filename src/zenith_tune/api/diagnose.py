@@ -60,7 +60,8 @@ def diagnose(
     reason = ""
     if linked is not None and topology is not None:
         machines = with_topology(run.subject.cluster, linked, Path(topology).name)
-        run = replace(run, subject=replace(run.subject, cluster=machines))
+        origin = replace(run.origin, topology=str(topology))
+        run = replace(run, subject=replace(run.subject, cluster=machines), origin=origin)
         reason = tensor_reason(machines, linked)
     fitted = load_calibration(Path(calibration)) if isinstance(calibration, str | Path) else calibration
     found = diagnose_run(run, risk=risk, calibration=fitted)

@@ -65,7 +65,14 @@ def _comparison(size: str, options: Options) -> GuideComparison:
     from zenith_tune.describe.framework_spec import load_framework
     from zenith_tune.describe.gpu_catalog import has_bf16
     from zenith_tune.describe.job_spec import JobSpec
-    from zenith_tune.planner.size_guide import GuideComparison, guide_row, parse_size, size_guide, sized_model
+    from zenith_tune.planner.size_guide import (
+        GuideComparison,
+        guide_row,
+        is_outside,
+        parse_size,
+        size_guide,
+        sized_model,
+    )
 
     billions = parse_size(size)
     cluster = linked(catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus), options)
@@ -82,8 +89,6 @@ def _comparison(size: str, options: Options) -> GuideComparison:
     from zenith_tune.presets.formats import writable
 
     planner = Planner(sized_model(billions), cluster, job)
-    explained = planner.explain(found.layout)
-    assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
     # Tensor parallelism stays inside what NVLink joins.
     inside = SearchSpace().tensor_within(planner.cluster.fast_domain)
     space = writable(inside, RUN_BY, planner.job.framework.name)
@@ -92,6 +97,10 @@ def _comparison(size: str, options: Options) -> GuideComparison:
         plan = planner.plan(found.layout.global_batch, top=1, space=inside)
         rule = "no layout that Accelerate's file can say fits: the planner's is for Megatron-LM itself"
         found = replace(found, rules=(*found.rules, rule) if plan.best else found.rules)
+    if plan.best and is_outside(billions):
+        found = found.answered_by(plan.best[0])
+    explained = planner.explain(found.layout)
+    assert explained.planned is not None, "the guide's sizes multiply to the GPUs"
     return GuideComparison(
         guide=found,
         planned=explained.planned,

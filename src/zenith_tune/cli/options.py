@@ -118,7 +118,7 @@ def risk_option(help: str) -> Callable[[FC], FC]:
 
 def topology_option(effect: str = "") -> Callable[[FC], FC]:
     """Declare --topology, with what it changes."""
-    return path_option("--topology", help=f"What `nvidia-smi topo -m` prints on a node{effect}.")
+    return path_option("--topology", help=f"What `nvidia-smi topo -m` or `nvlink -s` prints on a node{effect}.")
 
 
 def calibration_option(of: str = "fitted to measured runs") -> Callable[[FC], FC]:

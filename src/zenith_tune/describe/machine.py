@@ -21,7 +21,7 @@ from zenith_tune.errors import UsageError
 
 SAVE = "(nvidia-smi -L; nvidia-smi topo -m) > FILE"
 DESCRIBE = "describe the cluster in a TOML file with gpu, num_gpus and its links"
-_LISTED = re.compile(r"^GPU [0-9]+: (.+?)(?: \(UUID: [^)\n]*\))?[ \t\r]*$", re.MULTILINE)
+_LISTED = re.compile(r"^GPU ([0-9]+): (.+?)(?: \(UUID: [^)\n]*\))?[ \t\r]*$", re.MULTILINE)
 _MATRIX = re.compile(r"^GPU0[ \t]", re.MULTILINE)
 
 
@@ -31,8 +31,8 @@ def is_machine(text: str) -> bool:
 
 
 def listed_gpus(text: str) -> list[str]:
-    """Return the names of the GPUs that `nvidia-smi -L` lists."""
-    return _LISTED.findall(text)
+    """Return the names of the GPUs that `nvidia-smi -L` lists, or `nvidia-smi nvlink -s`."""
+    return [name for _, name in dict.fromkeys(_LISTED.findall(text))]
 
 
 def machine_cluster(text: str, source: str) -> ClusterSpec:
@@ -45,8 +45,8 @@ def machine_cluster(text: str, source: str) -> ClusterSpec:
         problem = f"{source} must have whole GPUs to train on, but GPU {cut[0]} is cut into MIG instances"
         raise UsageError(f"{problem}: end it with `nvidia-smi -i {cut[0]} -mig 0`, or {DESCRIBE}")
     gpu = _one_kind(names, source)
-    # The list is no part of the matrix, and a machine with one GPU needs none.
-    topology = parse_topology(_LISTED.sub("", text), source) if len(names) > 1 else None
+    # A machine with one GPU needs no matrix.
+    topology = parse_topology(text, source) if len(names) > 1 else None
     if topology and topology.num_gpus != len(names):
         problem = f"{source} must have one line in the matrix for each of its {len(names)} GPUs"
         raise UsageError(f"{problem}, but has {topology.num_gpus}", hint=f"save it again with `{SAVE}`")

@@ -1,4 +1,4 @@
-"""How the GPUs of a machine are linked, as `nvidia-smi topo -m` prints it, and how far tensor parallelism may reach."""
+"""How the GPUs of a machine are linked, as nvidia-smi prints it, and how far tensor parallelism may reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec, refuse_counts
-from zenith_tune.describe.gpu_catalog import find_gpu, num_nvlinks, nvlink_bytes_per_s
+from zenith_tune.describe.gpu_catalog import find_gpu, match_gpu, node_fields, num_nvlinks, nvlink_bytes_per_s
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
@@ -29,9 +29,13 @@ def plain_text(text: str) -> str:
 
 HINT = "save it again with `nvidia-smi topo -m`"
 _GPU = re.compile(r"GPU[0-9]+")
+_MATRIX = re.compile(r"^[ \t]*GPU0[ \t]", re.MULTILINE)
 _NVLINK = re.compile(r"NV([1-9][0-9]?)")
 _LISTED = re.compile(r"^GPU ([0-9]+): |^ +(MIG) ", re.MULTILINE)
 """The lines of `nvidia-smi -L`: a GPU, and indented under it its MIG instances."""
+_STATUS = re.compile(r"^GPU [0-9]+: (.+?)(?: \(UUID.*)?\n((?:\s+Link [0-9]+: .+\n?|.*links are inActive.*\n?)+)", re.M)
+"""What `nvidia-smi nvlink -s` prints of a GPU: its name, and the state of its links."""
+_UP = re.compile(r"Link [0-9]+: [0-9.]+ GB/s")
 
 
 class Path(enum.IntEnum):
@@ -44,6 +48,7 @@ class Path(enum.IntEnum):
     PHB = 4
     NODE = 5
     SYS = 6
+    UNKNOWN = 7
 
 
 WAYS = {
@@ -53,7 +58,9 @@ WAYS = {
     Path.NODE: "the host bridges of a socket",
     Path.SYS: "the link between sockets",
 }
-_CELLS = {"X": Path.SELF, "SOC": Path.SYS} | {path.name: path for path in WAYS}
+UNKNOWN = "?"
+"""A cell that nothing is said of but that no NVLink is there."""
+_CELLS = {"X": Path.SELF, "SOC": Path.SYS, UNKNOWN: Path.UNKNOWN} | {path.name: path for path in WAYS}
 """Drivers before 2018 wrote SOC for SYS."""
 
 
@@ -112,19 +119,21 @@ class Topology:
 def parse_topology(text: str, source: str = "") -> Topology:
     """Read the matrix that `nvidia-smi topo -m` prints, after the list of `nvidia-smi -L` or without one.
 
-    Errors name the `source`, where there is one.
+    What `nvidia-smi nvlink -s` prints says which links of the matrix are up, or stands alone. Errors name the `source`,
+    where there is one.
 
     >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
     [[0, 1]]
     """
+    text = plain_text(text).replace("\r", "")
     try:
-        return _parsed(plain_text(text), cut_gpus(text))
+        return _parsed(text, cut_gpus(text))
     except ValueError as error:
         raise UsageError(f"{source + ': ' if source else ''}topology: {error}", hint=HINT) from None
 
 
 def _parsed(text: str, cut: list[int]) -> Topology:
-    cells = _cells(text)
+    cells = _working(text, links) if (links := nvlink_status(text)) else _cells(text)
     for gpu in (gpu for gpu in cut if gpu < len(cells)):
         # An instance reaches others only through the host's memory, whatever links its GPU has.
         for other in (other for other in range(len(cells)) if other != gpu):
@@ -137,6 +146,37 @@ def _parsed(text: str, cut: list[int]) -> Topology:
                 raise ValueError(f"GPU{a} to GPU{b} must be as GPU{b} to GPU{a}, with X on the diagonal alone")
     nvlinks = tuple(tuple(int(match[1]) if (match := _NVLINK.match(cell)) else 0 for cell in row) for row in cells)
     return Topology(paths=tuple(tuple(_CELLS.get(cell, Path.NVLINK) for cell in row) for row in cells), nvlinks=nvlinks)
+
+
+def nvlink_status(text: str) -> list[tuple[str, int]]:
+    """Return the name of each GPU and how many of its NVLinks are up, by `nvidia-smi nvlink -s`.
+
+    >>> nvlink_status("GPU 0: A\\n\\t Link 0: 25 GB/s\\n\\t Link 1: <inactive>\\nGPU 1: A\\n\\t Link 0: 25 GB/s")
+    [('A', 1), ('A', 1)]
+    """
+    return [(name, len(_UP.findall(links))) for name, links in _STATUS.findall(text)]
+
+
+def _working(text: str, links: list[tuple[str, int]]) -> list[list[str]]:
+    """Return the cells with no more NVLinks than are up; without a matrix, GPUs are joined as in their usual node."""
+    if _MATRIX.search(text):
+        cells = _cells(text)
+    else:
+        gpu = match_gpu(links[0][0])
+        # Links that are up where a node has none by default are those of a bridge, which joins two.
+        joined = max(node_fields(gpu)["fast_domain"], 2) if gpu else len(links)
+        island = [number // joined for number in range(len(links))]
+        cells = [["NV99" if a == b else UNKNOWN for b in island] for a in island]
+        for gpu_number, row in enumerate(cells):
+            row[gpu_number] = "X"
+    if len(links) != len(cells):
+        raise ValueError(f"the status must be of each of the {len(cells)} GPUs, but is of {len(links)}")
+    for a, row in enumerate(cells):
+        for b, cell in enumerate(row):
+            if match := _NVLINK.fullmatch(cell):
+                up = min(int(match[1]), links[a][1], links[b][1])
+                row[b] = f"NV{up}" if up else UNKNOWN
+    return cells
 
 
 def cut_gpus(text: str) -> list[int]:
@@ -177,7 +217,7 @@ MAX_SHOWN = 8
 
 
 def read_topology(path: pathlib.Path) -> Topology:
-    """Read what `nvidia-smi topo -m` printed on one node, after `nvidia-smi -L` or without it."""
+    """Read what `nvidia-smi topo -m`, `nvidia-smi nvlink -s` or both printed on one node, after `-L` or without it."""
     try:
         text = read_regular(path, MAX_BYTES).decode("utf-8-sig", errors="replace")
     except OSError as error:
@@ -237,6 +277,8 @@ def _unjoined(topology: Topology | None) -> str:
     if any(len(island) > 1 for island in topology.islands):
         return f"NVLink joins some GPUs but not all alike{_islands(topology)}, so that no group of two fits everywhere"
     slowest = topology.slowest_path
+    if slowest is Path.UNKNOWN:
+        return "no NVLink joins the GPUs"
     return f"no NVLink joins the GPUs (the slowest path is {slowest.name}, {WAYS[slowest]})"
 
 

@@ -71,6 +71,8 @@ class RunOrigin:
     """The model that the user named by `model=`; empty: that of the command or the log."""
     cluster: str = ""
     """The cluster that the user named; empty: this machine."""
+    topology: str = ""
+    """The file that says how the GPUs of its nodes are linked; empty: as in the cluster's."""
     emit: str = ""
     """The format of `plan --emit` that writes a layout for the framework; empty: none."""
     unasked: tuple[ImplicitDefault, ...] = ()
@@ -121,8 +123,8 @@ class RunHints:
 
     def origin(self, emit: str, unasked: Iterable[ImplicitDefault] = ()) -> RunOrigin:
         """Return the origin of a run that the user described so."""
-        model, cluster = (str(self.all_args.get(name) or "") for name in ("model", "cluster"))
-        return RunOrigin(model=model, cluster=cluster, emit=emit, unasked=tuple(unasked))
+        model, cluster, topology = (str(self.all_args.get(name) or "") for name in ("model", "cluster", "topology"))
+        return RunOrigin(model=model, cluster=cluster, topology=topology, emit=emit, unasked=tuple(unasked))
 
 
 def from_command(command: str, hints: RunHints) -> DiagnosedRun:

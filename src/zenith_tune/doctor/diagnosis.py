@@ -225,7 +225,10 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
     if (out := diagnosis.way_out) is not None:
         change = changes(run.layout, out.layout)
         figures = f"{format_seconds(out.step_s)} a step, {memory_message(out)}, {out.oom_probability:.0%} OOM"
-        found.append(f"no single change is enough; the fastest layout that fits is {out.name}: {figures} ({change})")
+        beyond = out.layout.tp > run.cluster.fast_domain
+        inside = f", and nothing fits with TP within {run.cluster.fast_domain}" if beyond else ""
+        fits = f"the fastest layout that fits is {out.name}: {figures} ({change})"
+        found.append(f"no single change is enough{inside}; {fits}")
     elif not any(remedy.fits for remedy in diagnosis.remedies):
         larger = "take more of them, or larger ones (zenithtune plan says how many)"
         if has_whole_copies(run):

@@ -21,6 +21,7 @@ LEAST_SINGLE_GAIN, LEAST_GAIN = 0.05, 0.1
 TOP = 64
 """Number of the fastest layouts to look at."""
 SECONDS = "seconds a step"
+OF_NODES = ("gpus_per_node", "fast_domain", "fast_link", "node_link")
 
 
 def single_change(run: DiagnosisInput) -> Advice | None:
@@ -52,9 +53,8 @@ def fastest_planned(
 ) -> PlannedLayout | None:
     """Return the fastest layout that fits, with tensor parallelism inside NVLink where possible."""
     inside = SearchSpace().tensor_within(run.cluster.fast_domain)
-    # A run inside NVLink is not advised to leave it.
-    may_leave = run.layout.tp > run.cluster.fast_domain or math.isinf(at_most_s)
-    for space in (inside, SearchSpace()) if may_leave else (inside,):
+    # As a plan does, only what fits nowhere inside NVLink leaves it, which is never faster advice.
+    for space in (inside, SearchSpace()) if math.isinf(at_most_s) else (inside,):
         framework = run.planner.job.framework.name
         sayable = writable(replace(space, pinned=pinned or {}), run.origin.emit, framework)
         top = TOP + len(run.origin.tried)
@@ -79,12 +79,12 @@ def emit_command(run: DiagnosisInput, layout: Layout) -> str:
     # A name that loads the model; a shape that a command spells out has none.
     is_known = name in known_models() and catalog_model(name) == planner.model
     model = name if is_known else run.origin.model
-    machines = f"{run.cluster.gpu.name}x{layout.num_gpus}"
     if not writes(form, job.framework.name) or not model or not _is_catalogued(run):
         return ""
     said = {
         "model": model,
-        "cluster": machines,
+        "cluster": f"{run.cluster.gpu.name}x{layout.num_gpus}",
+        **({"topology": run.origin.topology} if run.origin.topology else {}),
         "framework": job.framework.name,
         "gbs": str(layout.global_batch),
         "seq": str(job.seq_len),
@@ -97,9 +97,9 @@ def emit_command(run: DiagnosisInput, layout: Layout) -> str:
 
 
 def _is_catalogued(run: DiagnosisInput) -> bool:
-    """Tell whether the catalog has such nodes; a file does not say how their GPUs are linked."""
+    """Tell whether the catalog has such nodes, or does with the links of the topology that the user gave."""
     try:
         known = catalog_cluster(run.cluster.gpu.name, run.cluster.num_gpus)
     except UsageError:
         return False
-    return known.gpus_per_node == run.cluster.gpus_per_node
+    return bool(run.origin.topology) or all(getattr(known, name) == getattr(run.cluster, name) for name in OF_NODES)

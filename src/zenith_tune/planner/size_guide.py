@@ -66,6 +66,22 @@ class SizeGuide:
     row: GuideRow
     layout: Layout
     rules: tuple[str, ...]
+    is_planned: bool = False
+    """Whether the layout is the planner's."""
+
+    def answered_by(self, planned: PlannedLayout) -> SizeGuide:
+        """Return the guide with the planner's layout."""
+        rule = "outside the table the planner gives the layout"
+        return replace(self, layout=planned.layout, rules=(*self.rules, rule), is_planned=True)
+
+
+def is_outside(billions: float) -> bool:
+    """Return whether a size is below the table's first row, or beyond its last.
+
+    >>> is_outside(3), is_outside(30), is_outside(671)
+    (True, False, True)
+    """
+    return not TABLE[0].billions <= billions <= TABLE[-1].billions
 
 
 def guide_row(billions: float) -> GuideRow:
@@ -129,7 +145,8 @@ LEAST, MOST = 1.0, 2000.0
 HEAD_DIM, VOCAB = 128, 32_000
 ASPECT = 128
 MULTIPLE = 8
-"""Layers and heads come in eights, so that any usual size of pipeline or tensor parallelism divides them."""
+"""Layers and heads come in eights, so that any usual size of pipeline or tensor parallelism divides them; where the row
+has more stages, layers come in as many."""
 GROUPED_FROM = 30.0
 """Billions of parameters from which keys and values are grouped, as in Llama-2 34B and 70B."""
 _SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*([bt]?)", re.IGNORECASE | re.ASCII)
@@ -159,7 +176,7 @@ def sized_model(billions: float) -> ModelSpec:
     if billions in CATALOG:
         return catalog_model(CATALOG[int(billions)])
     target = billions * 1e9
-    layers = _rounded((target / (12 * ASPECT**2)) ** (1 / 3), MULTIPLE)
+    layers = _rounded((target / (12 * ASPECT**2)) ** (1 / 3), max(MULTIPLE, guide_row(billions).pp))
     hidden = _rounded((target / (12 * layers)) ** 0.5, MULTIPLE * HEAD_DIM)
     heads = hidden // HEAD_DIM
     groups = MULTIPLE if billions >= GROUPED_FROM else heads
@@ -207,8 +224,8 @@ class GuideComparison:
 
     @property
     def gain(self) -> float | None:
-        """Gain in speed of the planner's choice over the guide's layout with memory to spare, as a fraction."""
-        return self.planned.step_s / self.best.step_s - 1 if self.best else None
+        """Gain in speed of the planner's choice over the guide's layout, as a fraction; None where one does not fit."""
+        return self.planned.step_s / self.best.step_s - 1 if self.best and not self.verdict else None
 
     @property
     def change(self) -> str:

@@ -138,6 +138,16 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
     def subject(self, command: str) -> PlanSubject:
         return self._subject.required()
 
+    def describe_job(self, command: str) -> str:
+        subject = self._known_subject
+        if subject is None:
+            return ""
+        point, cluster = self.own_point(command), subject.cluster
+        gpus = f"{cluster.num_gpus} {cluster.gpu.name}"
+        layout = self.layout(point) if point is not None else None
+        batch = [f"batch {layout.global_batch}"] if layout is not None else []
+        return ", ".join([f"{subject.model.name} on {gpus}", *batch, f"sequence {subject.job.seq_len}"])
+
     def lever_space(self) -> dict[str, Parameter]:
         return {**lever_parameters(self.declared, self._space.parameters())}
 

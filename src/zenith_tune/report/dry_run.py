@@ -56,13 +56,13 @@ def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> Non
         if not config.runs_baseline:
             raise
         listener.dry_run_started(plan, config.masked_command)
-        for note in config.notes():
+        for note in [*config.warnings(), *config.notes()]:
             listener.noted(note)
         listener.dry_run_ended(0, 0, f"only a run of your own command can show the trials: {error.problem}")
         return
     config.strategy.prepare(replace(job, tell=listener.noted))
     listener.dry_run_started(plan, config.masked_command if config.runs_baseline else None)
-    for note in [*config.notes(), ASSUMPTION]:
+    for note in [*config.warnings(), *config.notes(), ASSUMPTION]:
         listener.noted(note)
     evaluation = TrialScheduler(config, pretend, study, listener, recorded={})
     why = f"strategy {config.strategy_name} has no more points on that assumption"

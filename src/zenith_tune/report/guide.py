@@ -33,7 +33,8 @@ def comparison_lines(found: GuideComparison) -> Iterator[str]:
     size = f"{plan.model.name} ({plan.model.num_params / 1e9:.1f}B parameters)"
     yield f"{size} on {plan.cluster.name}: batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
     yield from (f"  rule: {rule}" for rule in found.guide.rules)
-    yield f"guide    {_figures(found.planned)}"
+    if not found.guide.is_planned:
+        yield f"guide    {_figures(found.planned)}"
     yield from (f"  breaks a rule: {reason}" for reason in found.broken)
     if best is None:
         yield f"planner  nothing fits; the guide's layout {found.verdict}"
@@ -41,7 +42,8 @@ def comparison_lines(found: GuideComparison) -> Iterator[str]:
         yield from (f"  {way.line}" for way in found.ways_out)
         return
     yield f"planner  {_figures(best)}"
-    yield _verdict(found)
+    if not found.guide.is_planned:
+        yield _verdict(found)
     yield from (f"  {reason}" for reason in (*found.reasons, tensor_reason(plan.cluster)))
 
 
@@ -86,11 +88,13 @@ def way_out_object(way: WayOut) -> Json:
 
 
 def _verdict(found: GuideComparison) -> str:
-    assert found.gain is not None
     if found.change == "nothing":
         return "the planner chooses the same"
-    if found.verdict:
+    if found.gain is None:
         return f"the planner's fits ({found.change})"
+    if found.gain < 0:
+        risk = "less likely to run out of memory"
+        return f"the planner's is {format_gain(found.gain)[1:]} slower, but {risk} ({found.change})"
     return f"the planner's is {format_gain(found.gain)[1:]} faster ({found.change})"
 
 

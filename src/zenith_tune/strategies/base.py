@@ -138,6 +138,10 @@ class TuningStrategy(ABC):
         bound = self.max_trials(search_space)
         return bound if bound is not None or self.ends_by_itself else self.default_n_trials
 
+    def scope(self) -> str:
+        """Return what is searched in a few words, where the strategy can say it: `707 layouts fit`."""
+        return ""
+
     def expected_best(self) -> Prediction | None:
         """Return what is expected of the best point before any trial, where the strategy predicts it."""
         return None

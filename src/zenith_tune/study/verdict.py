@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
+from zenith_tune.study.changes import Change, changes_of
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
 from zenith_tune.study.precision import FIRST_LAUNCHES, TO_90
 from zenith_tune.study.study import Study
@@ -50,6 +51,10 @@ class Verdict:
     """Whether it is many times the noise, so that neither had to run again."""
     confirmed_on: str = ""
     """What the best met when it ran again, which a short trial may not, or why it could not."""
+    headline: str = ""
+    """The gain in one clause, without how it came about."""
+    changes: tuple[Change, ...] = ()
+    """What the best command has in place of the user's own."""
     ties: tuple[int, ...] = ()
     """Trials that are as fast as the best within the noise."""
     memory_share: float | None = None
@@ -75,6 +80,7 @@ def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: f
     results = study.lever_results
     return replace(
         found,
+        headline=f"{found.headline or found.sentence}{pays.replace(' and', ',', 1)}",
         sentence="; ".join(filter(None, (found.sentence, cut_off_sentence(results), f"{spent}{pays}"))),
         levers=results,
         gpu_hours=gpu_s / 3600,
@@ -144,14 +150,17 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     is_faster = low > 1 and _faster(best) == "faster"
     levers = study.lever_speedup
     confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
+    speed = _speed(study, 1 + gain, low, high, is_confirmed=is_confirmed)
     parts = (
-        _speed(study, 1 + gain, low, high, is_confirmed=is_confirmed) + _phases(study, 1 + gain),
+        speed + _phases(study, 1 + gain),
         f"tied: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         confirmed_on,
         _memory(memory_share, safer),
     )
     return Verdict(
         sentence="; ".join(part for part in parts if part),
+        headline=speed,
+        changes=changes_of(study, 1 + gain),
         speedup=1 + gain,
         low=low,
         high=high,

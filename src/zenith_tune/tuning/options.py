@@ -46,7 +46,8 @@ class TuneOptions:
     )
     args: Pairs | None = option("The preset's arguments, e.g. n_gpus=8,gbs=16.")
     topology: Path | str | None = option(
-        "What `nvidia-smi topo -m` prints on a node: how the GPUs of each node are linked.", metavar="FILE"
+        "What `nvidia-smi topo -m` or `nvlink -s` prints on a node: how the GPUs of each node are linked.",
+        metavar="FILE",
     )
     strategy: str | TuningStrategy | None = option(
         "How to search: guided, zero-progressive, grid, random, optuna ... [default: what suits the preset]",
@@ -103,7 +104,9 @@ class TuneOptions:
     )
     repeats: int = option("Run each point N times.", 1, at_least=1, metavar="N")
     timeout: float | None = option("End a trial after S seconds.", metavar="S")
-    timeout_dynamic: bool = option("End a trial once it can no longer beat the best one, where a time or a speed is measured.", False)
+    timeout_dynamic: bool = option(
+        "End a trial once it can no longer beat the best one, if time or speed is measured.", False
+    )
     timeout_margin: float | None = option(
         "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]", metavar="X"
     )

@@ -152,7 +152,7 @@ def test_without_an_option_for_the_batch_only_the_rest_is_tuned(tmp_path: Path) 
     text = command(write(tmp_path, "MEGATRON_LM"), more="")
     preset = bound(text)
     assert "mbs" not in preset.get_search_space()
-    assert "steps/s" in " ".join(preset.notes(text))
+    assert "steps/s" in " ".join(preset.warnings(text))
     for tp, steps in {8: 8, 4: 4, 2: 2}.items():
         assert config_of(preset, tp=tp)["megatron_lm_config"]["megatron_lm_num_micro_batches"] == steps
     assert mentions(preset.explain(point(preset, tp=1, pp=1)), "1 * 16", 8)

@@ -135,7 +135,7 @@ def test_the_preset_asks_for_it_where_it_knows_the_sequence(
 
 def test_samples_that_may_be_shorter_than_the_sequence_are_noted() -> None:
     preset = MegatronPreset(n_gpus=8, gbs=16)
-    [note] = preset.notes("megatron sft --max_length 4096")
+    [note] = preset.warnings("megatron sft --max_length 4096")
     assert mentions(note, "tokens/s", "--max_length")
-    assert preset.notes("megatron sft --max_length 4096 --packing true") == []
-    assert preset.notes("python train.py --seq-length 4096") == []
+    assert preset.warnings("megatron sft --max_length 4096 --packing true") == []
+    assert preset.warnings("python train.py --seq-length 4096") == []

@@ -295,29 +295,45 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
 
         return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._command.full))
 
-    def notes(self, command: str) -> list[str]:
+    def warnings(self, command: str) -> list[str]:
         full, notes = self._run(command).full, []
-        line, is_swift = ParsedCommand.of(full), runs_ms_swift(full)
+        line = ParsedCommand.of(full)
         said = line.get("--global-batch-size") or ""
         if (batch := whole(said)) is not None and batch != self.gbs:
             notes.append(
                 f"your own command has a global batch of {said} and the trials of {self.gbs}: the gain compares both"
             )
         is_packed = (line.get("--packing") or "").lower() == "true"
-        if is_swift and not is_packed and sequence_in_command(full) is not None:
+        if runs_ms_swift(full) and not is_packed and sequence_in_command(full) is not None:
             notes.append(
                 "tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"
             )
-        if self._space.facts.num_experts == 0 and self.n_gpus > 1:
-            who = self.model_config.source if self.model_config is not None else "the model of your command"
-            notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
-        if self.vp_max > 1 and is_swift:
-            version = swift_version(full)
-            notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
         if self._unread_model:
             notes.append(
                 f"the shape of your command's model is not known, and rules no layout out: {self._unread_model}"
             )
+        if self.folding:
+            return notes
+        if self._version is None and (runs_ms_swift(full) or runs_pretrain_script(full)):
+            notes.append(
+                "no Megatron found for your command: trials with selective recomputation have a method and a number of "
+                "layers, as documented, which Megatron Core refuses: folding=true leaves both out"
+            )
+        if runs_pretrain_script(full):
+            notes.append(
+                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, which the documented rules set: "
+                "folding=true leaves it out"
+            )
+        return notes
+
+    def notes(self, command: str) -> list[str]:
+        full, notes = self._run(command).full, []
+        if self._space.facts.num_experts == 0 and self.n_gpus > 1:
+            who = self.model_config.source if self.model_config is not None else "the model of your command"
+            notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
+        if self.vp_max > 1 and runs_ms_swift(full):
+            version = swift_version(full)
+            notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
         if self.folding:
             return notes
         if self.model_config is not None and self.model_config.num_experts is not None:
@@ -329,16 +345,6 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
             notes.append(
                 f"Megatron {self._version.name} refuses selective recomputation with a method or a number of layers, "
                 "which the documented rules set: trials are without"
-            )
-        elif is_swift or runs_pretrain_script(full):
-            notes.append(
-                "no Megatron found for your command: trials with selective recomputation have a method and a number of "
-                "layers, as documented, which Megatron Core refuses: folding=true leaves both out"
-            )
-        if runs_pretrain_script(full):
-            notes.append(
-                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, which the documented rules set: "
-                "folding=true leaves it out"
             )
         return notes
 
