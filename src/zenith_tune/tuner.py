@@ -175,7 +175,7 @@ class PresetTuner:
                 session.dump_environment()
             ending = self._search(scheduler, session, plan)
             session.limit_memory()
-            side_by_side = runner.shares_machine and runner.num_slots > 1
+            side_by_side = runner.shares_machine and runner.num_slots > 1 and config.options.confirm
             if (side_by_side or config.patience.confirms) and session.study.is_sound:
                 self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
@@ -261,7 +261,7 @@ class PresetTuner:
             database_url=shown(config.place.database_url),
             best_command_path=folder.best_command,
             study_name=config.place.study_name,
-            warnings=config.line.warnings(),
+            warnings=config.line_warnings(),
             findings=findings,
             verdict=verdict,
             diagnosis=[] if ending.reason is EndReason.INTERRUPTED else _diagnosis(session, ending.why),
@@ -321,15 +321,19 @@ def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:
     if base is None or not base.ok or base.duration_s is None:
         return f"about {count(num_left, 'short trial')}"
     run_s = base.duration_s * base.num_runs
-    whole = Estimate(
-        num_trials=num_left,
-        wall_s=run_s * math.ceil(num_left / plan.num_slots),
-        gpu_s=run_s * num_left * plan.num_gpus,
-    )
     spent_gpu_s = spent_s(session.study) * plan.num_gpus
-    found = plan.budget.bounded(whole, spent_gpu_s=spent_gpu_s, elapsed_s=session.elapsed_s)
+
+    def estimated(num_trials: int) -> Estimate:
+        wall_s = run_s * math.ceil(num_trials / plan.num_slots)
+        whole = Estimate(num_trials=num_trials, wall_s=wall_s, gpu_s=run_s * num_trials * plan.num_gpus)
+        return plan.budget.bounded(whole, spent_gpu_s=spent_gpu_s, elapsed_s=session.elapsed_s)
+
+    found = estimated(num_left)
     trials = f"about {count(found.num_trials, 'short trial')}"
     ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
+    most = estimated(max((plan.max_trials or 0) - plan.num_finished, 0))
+    if most.num_trials > found.num_trials:
+        ends += f"; at most {count(most.num_trials, 'trial')}: {format_seconds(most.wall_s)}"
     return f"{trials}, {format_seconds(found.wall_s)} ({plan.budget.cost(found.gpu_s)}){ends}"
 
 

@@ -67,6 +67,12 @@ class MegatronHeuristicStrategy(TuningStrategy):
         per_tp = 2 * len(_from(1, choices["mbs"])) - 1
         return sum(len(eps) + per_tp for eps in pairs.values() if eps)
 
+    def expected_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        """Return how many it takes where each climb ends halfway."""
+        choices = _choices(search_space)
+        pairs = [eps for eps in self._pairs(choices).values() if eps]
+        return sum(len(eps) + len(_from(1, choices["mbs"])) for eps in pairs)
+
     def _pairs(self, choices: Mapping[str, tuple[Value, ...]]) -> dict[int, list[int]]:
         """Return the ep choices, ascending, that go with each tp choice, descending."""
         eps = _from(1, choices["ep"])

@@ -11,7 +11,7 @@ from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sent
 from zenith_tune.study.precision import FIRST_LAUNCHES, TO_90
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
-from zenith_tune.units import count, format_bytes, format_seconds, format_value
+from zenith_tune.units import count, format_bytes, format_seconds, format_value, is_of_time
 
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
@@ -110,13 +110,13 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
     if gain <= 0 and base is not None and not study.may_be_best(base):
         takes = _takes_more(study, base)
-        found = f"trial {study.number_of(best)} is the fastest within the memory limit"
+        found = f"trial {study.number_of(best)} is the best within the memory limit"
         sentence = f"{takes}: {found}, {1 + gain:.2f}x your own command"
         return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share)
     if gain <= 0 or study.fastest is base:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within
-        return Verdict(sentence=f"no gain: none of {num} is faster than your own command", speedup=1.0)
+        return Verdict(sentence=f"no gain: none of {num} is {_faster(best)} than your own command", speedup=1.0)
     return None
 
 
@@ -212,8 +212,7 @@ def _safer(study: Study, memory_share: float | None, capacity_bytes: float | Non
 
 
 def _faster(trial: Trial) -> str:
-    is_speed = trial.step_s is not None or trial.unit.endswith(("/s", "/GPU", " s", "ms")) or trial.unit == "s"
-    return "faster" if is_speed else "better"
+    return "faster" if trial.step_s is not None or is_of_time(trial.unit) else "better"
 
 
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:

@@ -106,11 +106,13 @@ class StudyConfig:
     def timeouts(self) -> Timeouts:
         """The limits on a trial's duration."""
         given = self.options
+        # A run that takes longer may well have a better value that is no time.
+        dynamic = given.timeout_dynamic and self.evaluator.measures_time
         if given.timeout_margin is None:
-            return Timeouts(fixed_s=given.timeout, dynamic=given.timeout_dynamic)
+            return Timeouts(fixed_s=given.timeout, dynamic=dynamic)
         if not given.timeout_dynamic:
             raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
-        return Timeouts(fixed_s=given.timeout, dynamic=True, margin=given.timeout_margin)
+        return Timeouts(fixed_s=given.timeout, dynamic=dynamic, margin=given.timeout_margin)
 
     @functools.cached_property
     def early_stop(self) -> EarlyStop | None:
@@ -339,7 +341,7 @@ class StudyConfig:
 
     def warnings(self, of_runner: Sequence[str] = ()) -> list[str]:
         """Return what the user should know before the first trial."""
-        found = [*self.preset.warnings(self.command), *self.line.warnings(), *of_runner]
+        found = [*self.preset.warnings(self.command), *self.line_warnings(), *of_runner]
         if self.options.baseline and not self.runs_baseline:
             found.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
@@ -347,6 +349,8 @@ class StudyConfig:
         if self.memory.headroom is not None and self.capacity_bytes is None:
             until = "only once a trial says how much memory they have"
             found.append(f"the GPUs are not known, so --headroom counts {until}")
+        if self.options.timeout_dynamic and not self.timeouts.dynamic:
+            found.append(f"--timeout-dynamic ends no trial: no time or speed is measured ({self.evaluator.describe()})")
         return found
 
     def notes(self, of_runner: Sequence[str] = ()) -> list[str]:
@@ -361,6 +365,12 @@ class StudyConfig:
             notes.append(f"where Megatron Core allows it, a run begins with steps of {numbers}: see --whole-steps")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
+
+    def line_warnings(self) -> list[str]:
+        """Return what may keep the options of trials from having an effect, but where placeholders stand for all."""
+        searched = [name for name, axis in self.preset.get_search_space().items() if len(axis.grid(2)) > 1]
+        left = [name for name in searched if name not in placeholder_names(self.command, searched)]
+        return self.line.warnings(left[:2]) if left else []
 
     def _placeholders(self) -> set[str]:
         return {*self.preset.placeholder_names(), TRIAL_FOLDER}

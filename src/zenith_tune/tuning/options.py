@@ -146,7 +146,10 @@ class TuneOptions:
     repeats: int = option("Run each point N times.", 1, at_least=1, metavar="N", group=SEARCH, is_rare=True)
     timeout: float | None = option("End a trial after S seconds.", metavar="S", group=BUDGET, is_rare=True)
     timeout_dynamic: bool = option(
-        "End a trial once it can no longer beat the best one.", False, group=BUDGET, is_rare=True
+        "End a trial once it can no longer beat the best one, if time or speed is measured.",
+        False,
+        group=BUDGET,
+        is_rare=True,
     )
     timeout_margin: float | None = option(
         "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_runs import running
 from tests.mentions import mentions
 from tests.presets.accelerate.jobs import bound, choices, command, config_of, point, write
 from zenith_tune import PresetTuner
@@ -235,3 +236,16 @@ def test_labels_say_what_has_a_choice(tmp_path: Path) -> None:
     assert bound(command(write(tmp_path, "FSDP"))).label({"reshard": False, "checkpointing": True, "mbs": 1}) == (
         "no-reshard checkpointing mbs1"
     )
+
+
+def test_a_dry_run_says_what_only_a_run_can_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))\n")
+    launch = ("--", "accelerate", "launch", "--multi_gpu", "--num_processes", "8", "train.py")
+    done = running("optimize", capsys)("--dry-run", *launch)
+    assert done.code == 0, done.err
+    assert " ".join(launch[1:]) in done.out and "nothing to search" in done.out.splitlines()[-1]
+    refused = running("optimize", capsys)("--dry-run", "--no-baseline", *launch)
+    assert refused.code == 2 and "nothing to search" in refused.err

@@ -92,7 +92,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         job = live_job(before, run)
         if not job.is_known:
             problem = f"{PRESET} can only learn the settings of a configuration in Python by running it"
-            raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
+            raise UsageError(problem, hint="leave --no-baseline out")
         planned, was_unknown = self._subject.get(), isinstance(self._model.get(), UsageError)
         live = LookedUp(lambda: live_model(run))
         if self._given.model is None and run.model and (was_unknown or isinstance(live.get(), ModelSpec)):

@@ -196,7 +196,7 @@ def test_the_preset_is_registered() -> None:
 
 
 def test_megatrons_own_scripts_get_the_sizes_of_folding() -> None:
-    notes = MegatronPreset(n_gpus=8, gbs=16).notes("torchrun --nproc-per-node 8 pretrain_gpt.py")
+    notes = MegatronPreset(n_gpus=8, gbs=16).warnings("torchrun --nproc-per-node 8 pretrain_gpt.py")
     assert len(notes) == 2 and all("folding=true" in note for note in notes)
     assert MegatronPreset(n_gpus=8, gbs=16, folding=True).notes("torchrun pretrain_gpt.py") == []
 
@@ -273,7 +273,7 @@ def test_elsewhere_it_is_as_documented(command: str, monkeypatch: pytest.MonkeyP
     line = ParsedCommand.of(preset.apply_parameters(command, SELECTIVE))
     assert (line.get("--recompute-method"), line.get("--recompute-num-layers")) == ("uniform", "1")
     assert not preset.prune({**SELECTIVE, "recompute_method": "block"})
-    assert len([note for note in preset.notes(command) if mentions(note, "selective", "folding=true")]) == (
+    assert len([note for note in preset.warnings(command) if mentions(note, "selective", "folding=true")]) == (
         command != "bash train.sh"
     )
 
@@ -305,6 +305,6 @@ def test_a_model_of_the_command_that_cannot_be_read_is_a_note(tmp_path: Path) ->
     preset = MegatronPreset(n_gpus=8, gbs=16)
     command = f"megatron sft --model {tmp_path}/none"
     preset.bind(command)
-    [note] = [note for note in preset.notes(command) if "none" in note]
+    [note] = [note for note in preset.warnings(command) if "none" in note]
     assert "\n" not in note and "num_layers=" in note
     assert not preset.prune({**PLAIN, "tp": 8})

@@ -308,6 +308,22 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
             notes.append(
                 "tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"
             )
+        if self._unread_model:
+            notes.append(
+                f"the shape of your command's model is not known, and rules no layout out: {self._unread_model}"
+            )
+        if self.folding:
+            return notes
+        if self._version is None and (runs_ms_swift(full) or runs_pretrain_script(full)):
+            notes.append(
+                "no Megatron found for your command: trials with selective recomputation have a method and a number of "
+                "layers, as documented, which Megatron Core refuses: folding=true leaves both out"
+            )
+        if runs_pretrain_script(full):
+            notes.append(
+                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, which the documented rules set: "
+                "folding=true leaves it out"
+            )
         return notes
 
     def notes(self, command: str) -> list[str]:
@@ -318,10 +334,6 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
         if self.vp_max > 1 and runs_ms_swift(full):
             version = swift_version(full)
             notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
-        if self._unread_model:
-            notes.append(
-                f"the shape of your command's model is not known, and rules no layout out: {self._unread_model}"
-            )
         if self.folding:
             return notes
         if self.model_config is not None and self.model_config.num_experts is not None:
@@ -333,16 +345,6 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
             notes.append(
                 f"Megatron {self._version.name} refuses selective recomputation with a method or a number of layers, "
                 "which the documented rules set: trials are without"
-            )
-        elif runs_ms_swift(full) or runs_pretrain_script(full):
-            notes.append(
-                "no Megatron found for your command: trials with selective recomputation have a method and a number of "
-                "layers, as documented, which Megatron Core refuses: folding=true leaves both out"
-            )
-        if runs_pretrain_script(full):
-            notes.append(
-                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, which the documented rules set: "
-                "folding=true leaves it out"
             )
         return notes
 
