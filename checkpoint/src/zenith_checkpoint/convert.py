@@ -257,9 +257,10 @@ def _files(
         named = {
             name: FileContent(tensors=each, wrapper=model.wrapper, beside=model.plain) for name, each in held.items()
         }
-        ranks = product(range(target.tp), range(target.pp)) if optimizer else ()
-        states = {optimizer_name(*each): FileContent(tensors=[], beside=optimizer.file(*each)) for each in ranks}
-        return {**named, **states}
+        if optimizer is None:
+            return named
+        ranks = product(range(target.tp), range(target.pp))
+        return named | {optimizer_name(*each): FileContent(tensors=[], beside=optimizer.file(*each)) for each in ranks}
     degrees = target.tp, target.pp, target.ep
     files = {}
     for t, p in product(range(target.tp), range(target.pp)):
