@@ -33,7 +33,40 @@ NORMS = {
 }
 
 
+PLAIN: dict[str, Any] = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "use_cpu_initialization": True,
+    "persist_layer_norm": False,
+    "apply_rope_fusion": False,
+    "bias_activation_fusion": False,
+    "masked_softmax_fusion": False,
+}
+
+
+def build_gpt2(config: dict[str, Any]) -> Any:
+    of_model = TransformerConfig(
+        num_layers=config["n_layer"],
+        hidden_size=config["n_embd"],
+        num_attention_heads=config["n_head"],
+        activation_func=functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+        layernorm_epsilon=config["layer_norm_epsilon"],
+        **PLAIN,
+    )
+    return GPTModel(
+        of_model,
+        get_gpt_layer_local_spec(),
+        vocab_size=PADDED,
+        max_sequence_length=config["n_positions"],
+        position_embedding_type="learned_absolute",
+        share_embeddings_and_output_weights=True,
+        parallel_output=False,
+    ).eval()
+
+
 def build(config: dict[str, Any], has_norms: bool) -> Any:
+    if config["model_type"] == "gpt2":
+        return build_gpt2(config)
     num_experts = config.get("num_local_experts") or config.get("num_experts")
     of_model = TransformerConfig(
         num_layers=config["num_hidden_layers"],
@@ -55,13 +88,7 @@ def build(config: dict[str, Any], has_norms: bool) -> Any:
         normalization="RMSNorm",
         layernorm_epsilon=config["rms_norm_eps"],
         qk_layernorm=has_norms,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        use_cpu_initialization=True,
-        persist_layer_norm=False,
-        apply_rope_fusion=False,
-        bias_activation_fusion=False,
-        masked_softmax_fusion=False,
+        **PLAIN,
     )
     spec = get_gpt_layer_local_spec(
         num_experts=num_experts, moe_grouped_gemm=False, qk_layernorm=has_norms, normalization="RMSNorm"

@@ -1,7 +1,8 @@
 """A small GPT that Megatron Core trains on CPUs, saves with its optimizer, and trains further in another layout.
 
-The first ranks train two steps, save in every format, and train two steps more; what was saved is converted, and ranks
-of another layout load that by Megatron's own code and train the same two steps. Their losses are written side by side.
+The first ranks train three steps, save in every format, and train three steps more; what was saved is converted, and
+ranks of another layout load that by Megatron's own code and train the same three steps. Their losses are written side
+by side.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _with_step(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
 
 DistributedOptimizer._set_main_param_and_optimizer_states = _with_step
 
-BATCH, STEPS, VOCAB, LAYERS = 2, 2, 128, 4
+BATCH, STEPS, VOCAB, LAYERS = 2, 3, 128, 4
 SHARDED = ("fully_reshardable", "dp_reshardable")
 
 

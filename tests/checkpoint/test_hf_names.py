@@ -14,6 +14,7 @@ from tests.requirements import need_module
 from zenith_checkpoint.convert import Names, Target, merge, reshard
 from zenith_checkpoint.model_shape import ModelShape
 from zenith_checkpoint.output_place import Format
+from zenith_tune.describe.model_catalog import catalog_model
 from zenith_tune.errors import UsageError
 
 BASE = {
@@ -32,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.0},
     "gpt_oss": {"num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
 }
 
@@ -44,7 +46,8 @@ def build(folder: Path, model_type: str) -> Any:
 
     torch.manual_seed(0)
     make: Any = AutoModelForCausalLM.from_config
-    model = make(AutoConfig.for_model(model_type, **{**BASE, **MODELS[model_type]}))
+    base = {"vocab_size": 37} if model_type == "gpt2" else BASE
+    model = make(AutoConfig.for_model(model_type, **{**base, **MODELS[model_type]}))
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn(weight.shape) * 0.3 + 0.1)
@@ -106,13 +109,68 @@ def test_weights_that_no_rule_knows_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_gpt2_as_it_is_published_has_names_in_both_directions(tmp_path: Path) -> None:
+    torch = need_torch()
+    need_module("checkpoint", "transformers")
+    model = build(tmp_path / "hf", "gpt2")
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "hf" / "model.safetensors"
+    published = {name.removeprefix("transformer."): each for name, each in load_file(path).items()}
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
+    save_file({**published, **masks}, path)
+    merge(tmp_path / "hf", tmp_path / "megatron.safetensors", names=Names.MEGATRON)
+    ours = load_file(tmp_path / "megatron.safetensors")
+    assert ours["embedding.position_embeddings.weight"].shape == (64, 32)
+    fused = model.state_dict()["transformer.h.1.attn.c_attn.weight"].T  # queries, keys, values of 4 heads of 8
+    first = torch.cat([fused[start : start + 8] for start in (0, 32, 64)])
+    assert ours["decoder.layers.1.self_attention.linear_qkv.weight"][:24].equal(first)
+    reshard(tmp_path / "hf", tmp_path / "ranks", Target(tp=2, pp=2))
+    merge(tmp_path / "ranks", tmp_path / "back.safetensors", ModelShape(heads=4, vocab=37), names=Names.HF)
+    back = load_file(tmp_path / "back.safetensors")
+    assert {name.removeprefix("transformer.") for name in back} == published.keys()
+    assert all(back[f"transformer.{name}"].equal(each) for name, each in published.items())
+
+
+@pytest.mark.parametrize("names", Names)
+def test_names_that_nobody_knows_are_not_said_to_be_converted(tmp_path: Path, names: Names) -> None:
+    torch = need_torch()
+    need_module("checkpoint", "safetensors")
+    from safetensors.torch import save_file
+
+    (tmp_path / "in").mkdir()
+    held = {f"backbone.layers.{layer}.block.{part}.weight": torch.ones(4, 4) for layer in range(2) for part in "ab"}
+    for place, weights in {"in/model.safetensors": held, "pytorch_model_tp_0_pp_0.safetensors": held}.items():
+        save_file(weights, tmp_path / place)
+    for folder in (tmp_path / "in", tmp_path):
+        with pytest.raises(UsageError, match=r"GPT-2, Llama") as error:
+            merge(folder, tmp_path.parent / f"{tmp_path.name}.safetensors", ModelShape(any_model=True), names=names)
+        assert mentions(error.value, folder)
+    assert not (tmp_path.parent / f"{tmp_path.name}.safetensors").exists()
+
+
+def test_a_model_with_other_attention_is_called_unknown_and_not_asked_for_its_heads(tmp_path: Path) -> None:
+    torch = need_torch()
+    need_module("checkpoint", "safetensors")
+    from safetensors.torch import save_file
+
+    (tmp_path / "deepseek").mkdir()
+    latent = ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    held = {f"model.layers.0.self_attn.{name}.weight": torch.ones(4, 4) for name in latent}
+    save_file({"model.embed_tokens.weight": torch.ones(8, 4), **held}, tmp_path / "deepseek" / "model.safetensors")
+    shape = ModelShape.of_model(catalog_model("deepseek-v3"))
+    with pytest.raises(UsageError) as error:
+        reshard(tmp_path / "deepseek", tmp_path / "new", Target(tp=1, pp=1), shape)
+    assert mentions(error.value, "k_proj", "GPT-2") and "--model" not in str(error.value)
+
+
 def test_a_model_of_which_no_layer_is_known_is_not_written_for_megatron(tmp_path: Path) -> None:
     torch = need_torch()
     need_module("checkpoint", "safetensors")
     from safetensors.torch import save_file
 
     (tmp_path / "hf").mkdir()
-    names = ("wte.weight", "h.0.attn.c_attn.weight", "ln_f.weight")
+    names = ("word_embeddings.weight", "h.0.self_attention.weight", "ln_f.weight")
     save_file({f"transformer.{name}": torch.ones(4, 4) for name in names}, tmp_path / "hf" / "model.safetensors")
     with pytest.raises(UsageError) as error:
         reshard(tmp_path / "hf", tmp_path / "new", Target(tp=1, pp=1))

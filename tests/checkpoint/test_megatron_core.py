@@ -57,7 +57,7 @@ def test_the_merged_model_computes_what_the_ranks_did(tmp_path: Path, model: str
         assert torch.allclose(again, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "mixtral", "qwen3_moe"])
 def test_megatron_core_computes_what_transformers_does(tmp_path: Path, model_type: str) -> None:
     torch = need_torch()
     expected = logits(build(tmp_path / "hf", model_type))
@@ -84,7 +84,8 @@ def test_megatron_takes_the_same_steps_with_the_optimizer_in_another_layout(
         path.stem.removeprefix("losses-"): json.loads(path.read_text()) for path in tmp_path.glob("losses-*.json")
     }
     fresh, expected = losses.pop("fresh"), {kind: losses.pop(f"{kind}-expected") for kind in ("plain", "sharded")}
-    assert len(losses) == num_converted
+    assert len(losses) == num_converted and all(len(found) == 3 for found in losses.values())
+    near = 3e-5 if "--bf16" in options else 1e-5  # the order of sums is another, and bf16 rounds what it makes
     for name, found in losses.items():
-        assert found == pytest.approx(expected[name.partition("-")[0]], rel=1e-5), name
+        assert found == pytest.approx(expected[name.partition("-")[0]], rel=near), name
     assert abs(fresh[1] / expected["plain"][1] - 1) > 5e-5  # what a fresh optimizer would do

@@ -102,7 +102,8 @@ def merge(folder: Path, output: Path, **options: Any) -> int:
               help="Shards of either kind, or a folder that Megatron-LM loads: mp_rank folders or torch_dist. "
               "[default: as they are, else megatron]")  # fmt: skip
 @click.option("--with-optimizer", is_flag=True,
-              help="Carry the optimizer's state of Megatron's formats too: masters, moments, step.")  # fmt: skip
+              help="Carry the optimizer's state of Megatron's formats, or of optimizer_tp_T_pp_P.bin, too: "
+              "masters, moments, step.")  # fmt: skip
 @_of_the_model
 def reshard(folder: Path, output: Path | None, **options: Any) -> int:
     """Write the weights of the shards in DIR for another layout, into a new folder.

@@ -30,6 +30,7 @@ from zenith_checkpoint.output_place import (
     Written,
     beside,
     explained,
+    optimizer_name,
     publish,
     refuse_file,
     refuse_folder,
@@ -41,7 +42,7 @@ from zenith_checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, TRACKER
 from zenith_checkpoint.reading.shard_set import ShardSet
 from zenith_checkpoint.reading.state_dict import ARGS
 from zenith_checkpoint.safetensors_file import write_safetensors
-from zenith_checkpoint.split_rules import Numbering, Split, spread
+from zenith_checkpoint.split_rules import Numbering, Split, layer_of, spread
 from zenith_checkpoint.tensors import JoinedTensor
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UsageError
@@ -83,6 +84,8 @@ def merge(
     if names is not None:
         shards, shape = _with_megatron_names(shards, shape, sequential=False)
     model = join_shards(shards, shape)
+    if names is not None and not _has_known_layers(model):
+        raise _no_layers(folder)
     notes = [] if model.embedding is None else [f"output layer: {'tied to the embedding' if model.is_tied else 'own'}"]
     if (vocabulary := _vocabulary(model, shards, shape, vocab_divisor)) is not None:
         rows, said = vocabulary.merged()
@@ -159,7 +162,7 @@ def reshard(
     _refuse_target(target, kind)
     model = join_shards(shards, shape)
     if kind in MEGATRON_LOADS and not model.numbers.num_layers:
-        raise UsageError(f"{folder} holds no layer that has a name of Megatron's or transformers'", hint=KNOWN)
+        raise _no_layers(folder)
     keeps_numbers = shards.pp > 1 and kind not in MEGATRON_LOADS
     numbering = target.numbering or (model.numbers.numbering if keeps_numbers else Numbering.LOCAL)
     numbers = spread(model.numbers.num_layers, target.pp, target.layers_per_stage, numbering)
@@ -176,7 +179,10 @@ def reshard(
     layout = NewLayout.of(model, source_tp=shards.tp, tp=target.tp, numbers=numbers)
     try:
         if optimizer:
-            written = WrittenOptimizer.of(optimizer, model, layout, source_tp=shards.tp, ep=target.ep, args=shards.args)
+            is_named, tp = kind is Format.BIN, shards.tp
+            written = WrittenOptimizer.of(
+                optimizer, model, layout, source_tp=tp, ep=target.ep, args=shards.args, is_named=is_named
+            )
     except LeftOutError as error:
         why = f" ({error})"
     if kind in MEGATRON_LOADS:
@@ -210,9 +216,9 @@ def _refuse_target(target: Target, kind: Format) -> None:
     if target.ep > 1 and not has_ranks:
         problem = f"--ep {target.ep} needs files that are named after expert ranks"
         raise UsageError(problem, hint="give --format megatron; torch_dist is loaded with any --ep")
-    if target.with_optimizer and kind not in MEGATRON_LOADS:
-        problem = f"--with-optimizer needs a format that Megatron loads, but --format is {kind.value}"
-        raise UsageError(problem, hint="give --format megatron or torch_dist")
+    if target.with_optimizer and kind is Format.SAFETENSORS:
+        problem = f"--with-optimizer needs a format that holds more than weights, but --format is {kind.value}"
+        raise UsageError(problem, hint="give --format bin, megatron or torch_dist")
 
 
 def _optimizer_notes(written: WrittenOptimizer | None, kind: Format) -> tuple[str, ...]:
@@ -248,9 +254,13 @@ def _files(
     if kind is not Format.MEGATRON:
         all_ranks = product(range(target.tp), range(target.pp))
         held = {shard_name(*ranks, kind.value): layout.shard(*ranks) for ranks in all_ranks}
-        return {
+        named = {
             name: FileContent(tensors=each, wrapper=model.wrapper, beside=model.plain) for name, each in held.items()
         }
+        if optimizer is None:
+            return named
+        ranks = product(range(target.tp), range(target.pp))
+        return named | {optimizer_name(*each): FileContent(tensors=[], beside=optimizer.file(*each)) for each in ranks}
     degrees = target.tp, target.pp, target.ep
     files = {}
     for t, p in product(range(target.tp), range(target.pp)):
@@ -287,9 +297,18 @@ def _with_megatron_names(shards: ShardSet, shape: ModelShape, *, sequential: boo
         of_config = ModelShape.of_model(load_model(str(config)))
         stated = {each.name: value for each in fields(shape) if (value := getattr(shape, each.name)) != each.default}
         shape = replace(of_config, **stated)
-    heads = heads_of(content.tensors, shape.head_dim, shards.folder)
+    heads = heads_of(content.tensors, shape, shards.folder)
     tensors = to_megatron(content.tensors, heads, sequential=sequential)
     return replace(shards, contents={(0, 0): replace(content, tensors=tensors)}), shape
+
+
+def _has_known_layers(model: JoinedModel) -> bool:
+    """Tell whether layers have names of Megatron's."""
+    return any(tensor.split is not Split.WHOLE and layer_of(name) for name, tensor in model.tensors.items())
+
+
+def _no_layers(folder: Path) -> UsageError:
+    return UsageError(f"{folder} holds no layer that has a name of Megatron's or transformers'", hint=KNOWN)
 
 
 def _vocabulary(model: JoinedModel, shards: ShardSet, shape: ModelShape, divisor: int) -> Vocabulary | None:

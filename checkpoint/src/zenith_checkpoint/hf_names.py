@@ -1,7 +1,7 @@
 """The weights of transformers' models under Megatron's names, and back, by one table.
 
-Known are Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and GPT-OSS. `{l}` is a layer and `{e}` an expert; where
-Megatron has two names for a weight, the first is that of Transformer Engine's layers.
+Known are GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE and GPT-OSS. `{l}` is a layer and `{e}` an expert;
+where Megatron has two names for a weight, the first is that of Transformer Engine's layers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zenith_checkpoint import mxfp4
 from zenith_checkpoint.lazy_tensor import LazyTensor
-from zenith_checkpoint.model_shape import Attention
+from zenith_checkpoint.model_shape import Attention, ModelShape
 from zenith_checkpoint.split_rules import Home, Split
 from zenith_checkpoint.tensors import JoinedTensor, StoredTensor
 from zenith_tune.errors import UsageError
@@ -27,6 +27,12 @@ class Form(enum.Enum):
     SAME = "same"
     QKV = "qkv"
     """Queries, keys and values, group after group."""
+    THIRDS = "thirds"
+    """All queries, then all keys, then all values."""
+    TURNED = "turned"
+    """Transposed."""
+    TURNED_THIRDS = "turned thirds"
+    """Transposed, and all queries, then all keys, then all values."""
     GATED = "gated"
     """A gate on top of its up-projection."""
     PACKED = "packed"
@@ -50,20 +56,26 @@ class Rule:
     form: Form
 
 
-def _layer(megatron: str, hf: str, form: Form = Form.SAME) -> Rule:
+def _layer(megatron: str, hf: str, form: Form = Form.SAME, *, at: str = "model.layers") -> Rule:
     ours, theirs = (tuple(each.split(" ")) for each in (megatron, hf))
     decoder = tuple(f"decoder.layers.{{l}}.{name}" for name in ours)
-    return Rule(megatron=decoder, hf=tuple(f"model.layers.{{l}}.{name}" for name in theirs), form=form)
+    return Rule(megatron=decoder, hf=tuple(f"{at}.{{l}}.{name}" for name in theirs), form=form)
 
 
 _FC1 = "mlp.experts.linear_fc1.weight{e} mlp.experts.local_experts.{e}.linear_fc1.weight"
 _FC2 = "mlp.experts.linear_fc2.weight{e} mlp.experts.local_experts.{e}.linear_fc2.weight"
 _QKV = "self_attn.q_proj.{0} self_attn.k_proj.{0} self_attn.v_proj.{0}"
 
+
+def _outside(megatron: str, hf: str) -> Rule:
+    return Rule(megatron=(megatron,), hf=(hf,), form=Form.SAME)
+
+
+_OUTPUT = _outside("output_layer.weight", "lm_head.weight")
 _EVERY = [
-    Rule(megatron=("embedding.word_embeddings.weight",), hf=("model.embed_tokens.weight",), form=Form.SAME),
-    Rule(megatron=("decoder.final_layernorm.weight",), hf=("model.norm.weight",), form=Form.SAME),
-    Rule(megatron=("output_layer.weight",), hf=("lm_head.weight",), form=Form.SAME),
+    _outside("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
+    _outside("decoder.final_layernorm.weight", "model.norm.weight"),
+    _OUTPUT,
     _layer("self_attention.linear_qkv.layer_norm_weight input_layernorm.weight", "input_layernorm.weight"),
     _layer("mlp.linear_fc1.layer_norm_weight pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
     _layer("self_attention.linear_qkv.weight", _QKV.format("weight"), Form.QKV),
@@ -96,26 +108,52 @@ _MIXTURES = {
         _layer(_FC2.replace("weight", "bias"), "mlp.experts.down_proj_bias", Form.PACKED),
     ],
 }
+_GPT2_LAYER = [
+    ("self_attention.linear_qkv.layer_norm_{0} input_layernorm.{0}", "ln_1.{0}", Form.SAME, Form.SAME),
+    ("self_attention.linear_qkv.{0}", "attn.c_attn.{0}", Form.TURNED_THIRDS, Form.THIRDS),
+    ("self_attention.linear_proj.{0}", "attn.c_proj.{0}", Form.TURNED, Form.SAME),
+    ("mlp.linear_fc1.layer_norm_{0} pre_mlp_layernorm.{0}", "ln_2.{0}", Form.SAME, Form.SAME),
+    ("mlp.linear_fc1.{0}", "mlp.c_fc.{0}", Form.TURNED, Form.SAME),
+    ("mlp.linear_fc2.{0}", "mlp.c_proj.{0}", Form.TURNED, Form.SAME),
+]
+"""Both names, and the forms of weight and bias."""
+_GPT2 = [
+    _outside("embedding.word_embeddings.weight", "transformer.wte.weight"),
+    _outside("embedding.position_embeddings.weight", "transformer.wpe.weight"),
+    *(_outside(f"decoder.final_layernorm.{kind}", f"transformer.ln_f.{kind}") for kind in ("weight", "bias")),
+    *(
+        _layer(ours.format(kind), theirs.format(kind), form, at="transformer.h")
+        for ours, theirs, *forms in _GPT2_LAYER
+        for kind, form in zip(("weight", "bias"), forms, strict=True)
+    ),
+]
 _QUANTIZED = [
     _layer(_FC1, "mlp.experts.gate_up_proj_blocks mlp.experts.gate_up_proj_scales", Form.MXFP4_UP),
     _layer(_FC2, "mlp.experts.down_proj_blocks mlp.experts.down_proj_scales", Form.MXFP4_DOWN),
 ]
 """As GPT-OSS is published; read only."""
-_ALL = [*_EVERY, *chain(*_MIXTURES.values()), *_QUANTIZED]
+_ALL = [*_EVERY, *chain(*_MIXTURES.values()), *_QUANTIZED, *_GPT2]
 _PACKED = (Form.PACKED, Form.PACKED_DOWN, Form.PACKED_UP)
 _MXFP4 = (Form.MXFP4_DOWN, Form.MXFP4_UP)
-_NO_WEIGHT = re.compile(r".*\.rotary_emb\.inv_freq", re.DOTALL)
+_NO_WEIGHT = re.compile(r".*\.rotary_emb\.inv_freq|transformer\.h\.[0-9]+\.attn\.(masked_)?bias", re.DOTALL)
+"""Buffers that are saved with the weights; those of GPT-2 are its causal mask."""
+_OF_GPT2 = re.compile(r"(h\.[0-9]+|wte|wpe|ln_f)\.", re.DOTALL)
+"""The beginnings of its names where they are published without what holds them."""
 _NOT_DENSE = ("_blocks", "_scales", ".weight_scale_inv", ".qweight")
 
 Place = tuple[int, int]
 
 
-KNOWN = "only Llama, Qwen2, Qwen3, Mistral, Mixtral, Qwen3-MoE and GPT-OSS are known"
+KNOWN = "only GPT-2, Llama, Qwen2, Qwen3, Mistral, Mixtral, Qwen3-MoE and GPT-OSS are known"
+
+
+_GPT2_QKV = "transformer.h.0.attn.c_attn.weight"
 
 
 def is_hf(names: Mapping[str, object]) -> bool:
     """Tell whether weights have the names of a causal language model of transformers."""
-    return "model.embed_tokens.weight" in names or any(name.startswith("model.layers.0.self_attn.") for name in names)
+    first = ("model.layers.0.self_attn.", _GPT2_QKV, _GPT2_QKV.removeprefix("transformer."))
+    return "model.embed_tokens.weight" in names or any(name.startswith(first) for name in names)
 
 
 def _matches(template: str, names: Mapping[str, object]) -> dict[Place, str]:
@@ -128,6 +166,7 @@ def _matches(template: str, names: Mapping[str, object]) -> dict[Place, str]:
 def to_megatron(tensors: Mapping[str, StoredTensor], heads: Attention, *, sequential: bool) -> dict[str, StoredTensor]:
     """Return the weights of transformers under Megatron's names, in Megatron's order."""
     made: dict[str, StoredTensor] = {}
+    tensors = _whole_names(tensors)
     used: set[str] = {name for name in tensors if _NO_WEIGHT.fullmatch(name)}
     mixtures = {place[0] for rules in _MIXTURES.values() for place in _matches(rules[0].hf[0], tensors)}
     for rule in _ALL:
@@ -149,6 +188,11 @@ def to_megatron(tensors: Mapping[str, StoredTensor], heads: Attention, *, sequen
     return made
 
 
+def _whole_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return weights under the names of the model with its output layer, which those of GPT-2 are published without."""
+    return {f"transformer.{name}" if _OF_GPT2.match(name) else name: each for name, each in tensors.items()}
+
+
 def _template(rule: Rule, *, is_mixture: bool, sequential: bool) -> str:
     """Return Megatron's name: a norm is fused with the layer behind it, unless that is a mixture of experts."""
     first, *others = rule.megatron
@@ -159,10 +203,15 @@ def _template(rule: Rule, *, is_mixture: bool, sequential: bool) -> str:
 def _ours(form: Form, parts: list[StoredTensor], heads: Attention) -> Iterator[tuple[int | None, LazyTensor]]:
     """Yield Megatron's weights that transformers' make up, each with the number of its expert."""
     data = [each.data for each in parts]
-    if form is Form.SAME:
+    if form in (Form.TURNED, Form.TURNED_THIRDS):
+        data = [data[0].transposed()]
+    if form in (Form.SAME, Form.TURNED):
         yield None, data[0]
     elif form is Form.GATED:
         yield None, LazyTensor.cat(data)
+    elif form in (Form.THIRDS, Form.TURNED_THIRDS):
+        size = data[0].shape[0] // 3
+        yield None, _fused([data[0].part(0, at * size, (at + 1) * size) for at in range(3)], heads)
     elif form is Form.QKV:
         yield None, _fused(data, heads)
     elif form in _MXFP4:
@@ -198,7 +247,8 @@ def _unfused(data: LazyTensor, heads: Attention) -> Iterator[LazyTensor]:
 def to_hf(tensors: Mapping[str, JoinedTensor], attention: tuple[Attention, ...]) -> list[JoinedTensor]:
     """Return Megatron's weights under the names of transformers, in its order."""
     is_mixture = any(".router." in name for name in tensors)
-    rules = [*_EVERY, *(_MIXTURES[_family(tensors)] if is_mixture else [])]
+    is_gpt2 = any(name.endswith("embedding.position_embeddings.weight") for name in tensors)
+    rules = [*_GPT2, _OUTPUT] if is_gpt2 else [*_EVERY, *(_MIXTURES[_family(tensors)] if is_mixture else [])]
     made: list[JoinedTensor] = []
     used: set[str] = set()
     for rule in rules:
@@ -235,11 +285,18 @@ def _theirs(form: Form, parts: list[JoinedTensor], attention: tuple[Attention, .
         yield data[0]
     elif form is Form.GATED:
         yield from (data[0].part(0, start, start + half) for start in (0, half))
-    elif form is Form.QKV:
+    elif form is Form.TURNED:
+        yield data[0].transposed()
+    elif form in (Form.QKV, Form.THIRDS, Form.TURNED_THIRDS):
         if len(attention) != 1:
             problem = f"{parts[0].name!r} cannot be taken apart, as the heads are not known"
             raise UsageError(problem, hint="give --model, or --heads and --kv-heads")
-        yield from _unfused(data[0], attention[0])
+        apart = _unfused(data[0], attention[0])
+        if form is Form.QKV:
+            yield from apart
+        else:
+            whole = LazyTensor.cat(list(apart))
+            yield whole.transposed() if form is Form.TURNED_THIRDS else whole
     elif form is Form.PACKED:
         yield LazyTensor.stack(data)
     else:
@@ -248,17 +305,19 @@ def _theirs(form: Form, parts: list[JoinedTensor], attention: tuple[Attention, .
         yield LazyTensor.stack([each.transposed() for each in data])
 
 
-def heads_of(tensors: Mapping[str, StoredTensor], head_dim: int | None, folder: Path) -> Attention:
+def heads_of(tensors: Mapping[str, StoredTensor], shape: ModelShape, folder: Path) -> Attention:
     """Return the heads that the sizes of the projections make up."""
-    norm = tensors.get("model.layers.0.self_attn.q_norm.weight")
-    size = head_dim or (norm.shape[0] if norm is not None else None)
-    if size is None:
-        raise UsageError(f"the size of a head in {folder} is not known", hint="give --model or --head-dim")
+    fused, norm = _whole_names(tensors).get(_GPT2_QKV), tensors.get("model.layers.0.self_attn.q_norm.weight")
     names = [f"model.layers.0.self_attn.{each}_proj.weight" for each in "qk"]
     missing = next((name for name in names if name not in tensors), None)
-    if missing is not None:
+    if missing is not None and fused is None:
         raise UsageError(f"{folder} must hold {missing!r}, but does not", hint=KNOWN)
-    rows = [tensors[name].shape[0] for name in names]
+    rows = [tensors[name].shape[0] for name in names] if fused is None else [fused.shape[0]] * 2
+    size = shape.head_dim or (norm.shape[0] if norm is not None else None)
+    if size is None and shape.heads:
+        size = rows[0] // shape.heads
+    if not size:
+        raise UsageError(f"the size of a head in {folder} is not known", hint="give --model or --head-dim")
     if any(each % size for each in rows) or rows[0] % rows[1]:
         problem = f"{rows[0]} rows of queries and {rows[1]} of keys are no heads of {size}"
         raise UsageError(problem, hint="check --model and --head-dim")

@@ -19,6 +19,7 @@ from zenith_tune.units import count, format_file_size
 
 PREFIX = "pytorch_model_tp_"
 SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9][0-9]{0,8})_pp_(0|[1-9][0-9]{0,8})\.(bin|safetensors)")
+OPTIMIZER_NAME = re.compile(r"optimizer_tp_(0|[1-9][0-9]{0,8})_pp_(0|[1-9][0-9]{0,8})\.bin")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -42,6 +43,15 @@ def shard_name(tp: int, pp: int, extension: str) -> str:
     return f"{PREFIX}{tp}_pp_{pp}.{extension}"
 
 
+def optimizer_name(tp: int, pp: int) -> str:
+    """Return the file name of one rank's optimizer state.
+
+    >>> optimizer_name(1, 0)
+    'optimizer_tp_1_pp_0.bin'
+    """
+    return f"optimizer_tp_{tp}_pp_{pp}.bin"
+
+
 def refuse_file(path: Path, source: Path, *, force: bool) -> None:
     """Refuse a file that must not be written, before anything is read."""
     with explained(path):
@@ -62,7 +72,7 @@ def refuse_folder(path: Path, source: Path, *, force: bool) -> None:
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise UsageError(f"--output must be a new folder, but {path} is something else", hint="give another one")
         held = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
-        others = [name for name in held if not SHARD_NAME.fullmatch(name)]
+        others = [name for name in held if not (SHARD_NAME.fullmatch(name) or OPTIMIZER_NAME.fullmatch(name))]
         if others:
             raise UsageError(f"--output {path} holds {others[0]!r}, which is no shard", hint="give another folder")
         if held and not force:

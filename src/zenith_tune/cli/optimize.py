@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,22 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
         best_value, _ = tuner.optimize()
     except StudyInterrupted as error:  # caught here, because click takes every KeyboardInterrupt for Ctrl-C
         return 128 + error.signum
-    return 0 if best_value is not None else 1
+    if best_value is None:
+        return 1
+    return _train(tuner.config, as_json) if tuner.config.preset.asked_tuning(tuner.config.command) == "run" else 0
+
+
+def _train(config: StudyConfig, as_json: bool) -> int:
+    """Run the best command, as one that asked to be tuned and run does, and return how it ended."""
+    from zenith_tune.tuning.resolve import resolve_runner
+
+    script = config.place.folder.best_command
+    runner = resolve_runner(config.options)
+    if not isinstance(runner, tuple) or runner[0] != "local":
+        click.echo(f"zenithtune: the best command is left to be run where its job belongs: {script}", err=True)
+        return 0
+    click.echo(f"zenithtune: training by {script}", err=True)
+    return subprocess.run(["bash", script], stdout=sys.stderr if as_json else None).returncode
 
 
 INNER_SHELL = re.compile(r"\bsh -[a-z]*c\b")

@@ -62,6 +62,17 @@ class Described(TuningPreset):
 
         return launched_resources(command)
 
+    def default_trials(self) -> int | None:
+        """Return the budget of trials that the job itself states; None: as many as the strategy needs."""
+        return None
+
+    def asked_tuning(self, command: str) -> str:
+        """Return what `command` asks of a tuner whose place the study takes: tune, or also to run the best after it.
+
+        Nothing where it only trains.
+        """
+        return ""
+
     def train_steps(self, command: str) -> int | None:
         """Return how many steps `command` trains, where it says so."""
         line = ParsedCommand.of(command)

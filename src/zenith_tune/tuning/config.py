@@ -130,10 +130,11 @@ class StudyConfig:
     def limits(self) -> Limits:
         """The limits of the search; a strategy that ends by itself needs none."""
         given = self.options
+        n_trials = given.n_trials or self.preset.default_trials()
         if self.strategy.ends_by_itself:
-            return Limits(n_trials=given.n_trials)
+            return Limits(n_trials=n_trials)
         return Limits(
-            n_trials=given.n_trials or self.strategy.default_n_trials,
+            n_trials=n_trials or self.strategy.default_n_trials,
             consecutive_duplicates=given.max_duplicates,
             consecutive_prunes=given.max_prunes,
         )

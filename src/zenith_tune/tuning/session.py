@@ -292,7 +292,7 @@ class StudySession:
             return None
         made = None if params is None else self._preset.result_command(own, params, self.config.place.folder.path)
         # A run of the user's own command may have had more to print than the command itself asks for.
-        return made or (own if fastest.is_baseline else fastest.command)
+        return made or (own if fastest.is_baseline and not self._preset.asked_tuning(own) else fastest.command)
 
     def _best_params(self) -> Params | None:
         """Return the point of the fastest run, which may be the user's own."""

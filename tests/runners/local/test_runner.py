@@ -288,3 +288,35 @@ def test_trials_keep_the_caches_of_the_user(tmp_path: Path, monkeypatch: pytest.
         command = shlex.join([sys.executable, "-c", code, *names])
         assert LocalRunner().submit(command, tmp_path / name, Resources()).wait().exit_code == 0
         assert (tmp_path / name / "log.txt").read_text() == own
+
+
+HOLDING = """
+import os, pathlib, sys, time
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", sys.argv[1])
+lock = os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], sys.argv[2], "lock")
+os.makedirs(os.path.dirname(lock), exist_ok=True)
+held = os.open(lock, os.O_CREAT | os.O_EXCL)
+pathlib.Path(sys.argv[1], sys.argv[2] + ".ready").touch()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("place", ["torch_extensions", "elsewhere"])
+def test_an_ended_trial_leaves_no_lock_on_a_build_of_torchs(tmp_path: Path, place: str) -> None:
+    (script := tmp_path / "build.py").write_text(HOLDING)
+    (root := tmp_path / place).mkdir()
+    holding = [sys.executable, str(script), str(root)]
+    other = subprocess.Popen([*holding, "other"], env={**os.environ, "TORCH_EXTENSIONS_DIR": str(root)})
+    try:
+        runner = LocalRunner(grace_s=0.5)
+        folder = tmp_path / "trial"
+        folder.mkdir()
+        job = runner.submit(shlex.join(["env", f"TORCH_EXTENSIONS_DIR={root}", *holding, "ours"]), folder, Resources())
+        wait_until(lambda: all((root / f"{name}.ready").exists() for name in ("ours", "other")))
+        assert (root / "ours" / "lock").exists()
+        job.cancel()
+        assert not (root / "ours" / "lock").exists() and (root / "other" / "lock").exists()
+        runner.close()
+    finally:
+        other.kill()
+        other.wait()

@@ -9,8 +9,9 @@ import torch
 from zenith_checkpoint.joined_model import JoinedModel, join_shards, with_vocab
 from zenith_checkpoint.lazy_tensor import as_bytes
 from zenith_checkpoint.model_shape import ModelShape
-from zenith_checkpoint.optimizer.rank_files import read_rank_states
+from zenith_checkpoint.optimizer.rank_files import read_named_states, read_rank_states
 from zenith_checkpoint.optimizer.state import MASTER, MOMENTS, LeftOutError, OptimizerState, is_parameter
+from zenith_checkpoint.output_place import optimizer_name
 from zenith_checkpoint.reading.rank_folders import has_rank_folders
 from zenith_checkpoint.reading.shard_set import TORCH_DIST, Contents, ShardSet
 from zenith_checkpoint.split_rules import HEAD, TIED_HEAD, Split, split_of
@@ -41,10 +42,12 @@ def read_optimizer(shards: ShardSet, model: JoinedModel, shape: ModelShape) -> J
         from zenith_checkpoint.optimizer.dist_tensors import read_dist_state  # loads torch.distributed.checkpoint
 
         state = read_dist_state(shards, model)
+    elif (shards.folder / optimizer_name(0, 0)).is_file():
+        state = read_named_states(shards)
     elif has_rank_folders(shards.folder):
         state = read_rank_states(shards.folder)
     else:
-        raise LeftOutError("only that of Megatron's own formats can be taken to another layout")
+        raise LeftOutError("only Megatron's own formats and optimizer_tp_T_pp_P.bin can be taken to another layout")
     if set(state.kinds) not in ({*MOMENTS}, {MASTER, *MOMENTS}):
         raise LeftOutError(f"it keeps {', '.join(state.kinds)}, not what Adam does")
     stated = replace(shape, tied=model.is_tied if model.embedding is not None else None, any_model=True)

@@ -29,13 +29,17 @@ from zenith_checkpoint.optimizer.state import (
     OptimizerState,
     States,
     by_optimizer,
-    has_decay,
+    decays,
+    is_member,
     is_parameter,
     scheduler_of,
 )
+from zenith_checkpoint.output_place import optimizer_name
 from zenith_checkpoint.reading.rank_folders import SHARDED_OPTIMIZER, RankFolders
+from zenith_checkpoint.reading.shard_set import ShardSet
 from zenith_checkpoint.reading.torch_file import TorchFile, read_torch_file
 from zenith_checkpoint.tensors import ShardContent, StoredTensor
+from zenith_tune.errors import UsageError
 
 OPTIMIZER = "optimizer"
 STATE = "state"
@@ -81,6 +85,36 @@ def read_rank_states(folder: Path) -> OptimizerState:
         bucket_numel=bucket_numels(next(iter(ranks.contents.values()))[0].args)[0],
         beside=scheduler_of(first.content),
     )
+
+
+def read_named_states(shards: ShardSet) -> OptimizerState:
+    """Return the state in the files that are named after ranks, each what torch's optimizer or Megatron's returns."""
+    files: dict[tuple[int, int], TorchFile] = {}
+    for ranks in shards.contents:
+        path = shards.folder / optimizer_name(*ranks)
+        if not path.is_file():
+            raise UsageError(f"{path} is missing", hint="copy it too, or leave --with-optimizer out")
+        files[ranks] = read_torch_file(path)
+    optimizers = {ranks: _listed(_held(file.content)) for ranks, file in files.items()}
+    states = {
+        ranks: _plain_states(file, optimizers[ranks], [shards.contents[ranks]])[0] for ranks, file in files.items()
+    }
+    first = files[0, 0]
+    return OptimizerState(
+        tp=shards.tp,
+        num_stages=shards.pp,
+        states=states,
+        groups=tuple(_groups(first, each) for each in optimizers[0, 0]),
+        is_sharded=False,
+        beside=scheduler_of(first.content),
+    )
+
+
+def _held(content: Any) -> Any:
+    """Return the optimizers of a file, which may hold a scheduler next to them."""
+    if not isinstance(content, dict) or OPTIMIZER not in content or any(key in content for key in MASTERS):
+        return content
+    return content[OPTIMIZER]
 
 
 def _listed(found: Any) -> list[dict[str, Any]]:
@@ -137,11 +171,12 @@ def _numbered(
     """Yield the states of each parameter: groups with and without weight decay number them in the model's order."""
     inner = _inner(optimizer)
     masters = next((optimizer[key] for key in MASTERS if key in optimizer), None)
-    decays = [bool(group.get("wd_mult", group.get("pre_wd_mult", 1))) for group in inner[PARAM_GROUPS]]
-    if len(set(decays)) != len(decays):
+    groups = inner[PARAM_GROUPS]
+    if len({decays(group) for group in groups}) != len(groups):
         raise LeftOutError("its groups are more than those with and without weight decay")
-    for number, (group, decay) in enumerate(zip(inner[PARAM_GROUPS], decays, strict=True)):
-        here = [each for each in names if has_decay(each[1], len(weights[each[0]][each[1]].shape)) == decay]
+    for number, group in enumerate(groups):
+        axes = {(at, name): len(weights[at][name].shape) for at, name in names}
+        here = [each for each in names if is_member(group, each[1], axes[each], is_only=len(groups) == 1)]
         if len(here) != len(group["params"]):
             raise LeftOutError(f"a group has {len(group['params'])} parameters where the model has {len(here)}")
         for place, ((at, name), identity) in enumerate(zip(here, group["params"], strict=True)):

@@ -140,6 +140,16 @@ def _place(name: str) -> tuple[tuple[int, int], ...]:
     return tuple(places)
 
 
+def decays(group: Mapping[str, Any]) -> bool:
+    """Tell whether a group's parameters decay, as Megatron says it or torch."""
+    return bool(group.get("wd_mult", group.get("pre_wd_mult", group.get("weight_decay", 1))))
+
+
+def is_member(group: Mapping[str, Any], name: str, num_axes: int, *, is_only: bool) -> bool:
+    """Tell whether a parameter is of a group: one that torch's optimizer has alone holds all, others go by decay."""
+    return (is_only and not {"wd_mult", "pre_wd_mult"} & group.keys()) or has_decay(name, num_axes) == decays(group)
+
+
 def has_decay(name: str, num_axes: int) -> bool:
     """Tell whether Megatron applies weight decay to a parameter: to all but biases and vectors."""
     return num_axes > 1 and not name.endswith(".bias")

@@ -21,9 +21,12 @@ from zenith_checkpoint.optimizer.state import (
     SHARDING_TYPE,
     STEP,
     Groups,
+    LeftOutError,
     by_optimizer,
+    decays,
     has_decay,
     in_order,
+    is_member,
     is_parameter,
 )
 from zenith_checkpoint.split_rules import is_expert
@@ -46,6 +49,8 @@ class WrittenOptimizer:
     groups: tuple[Groups, ...]
     ep: int
     is_tied: bool
+    is_named: bool
+    """Whether it stands in files of its own that are named after ranks, in the order of the weights there."""
     args: Mapping[str, Any]
 
     @classmethod
@@ -58,10 +63,14 @@ class WrittenOptimizer:
         source_tp: int,
         ep: int,
         args: Mapping[str, Any],
+        is_named: bool,
     ) -> WrittenOptimizer:
         """Cut the state as the weights are cut."""
+        if is_named and joined.state.is_sharded:
+            raise LeftOutError("files that are named after ranks have no place for that of the distributed optimizer")
         tied = {kind: replace(each, is_tied=model.is_tied) for kind, each in joined.models.items()}
-        in_order(filter(is_parameter, model.tensors))  # refuses what has no known place
+        if not is_named:
+            in_order(filter(is_parameter, model.tensors))  # refuses what has no known place
         return cls(
             joined=joined,
             layouts={
@@ -72,6 +81,7 @@ class WrittenOptimizer:
             groups=_groups(joined.state.groups, model.tensors, ep),
             ep=ep,
             is_tied=model.is_tied,
+            is_named=is_named,
             args=args,
         )
 
@@ -84,6 +94,11 @@ class WrittenOptimizer:
         held = by_optimizer(names, len(self.groups))
         plain = [self._numbered(groups, each, states) for groups, each in zip(self.groups, held, strict=True)]
         return {OPTIMIZER: _chained(plain), **self.joined.state.beside}
+
+    def file(self, t: int, p: int) -> dict[str, Any]:
+        """Return what stands in one rank's own file: a state_dict, with a scheduler next to it where there is one."""
+        entry = self.entry(t, p, 0)
+        return entry if self.joined.state.beside else dict(entry[OPTIMIZER])
 
     def buffers(self, t: int, p: int, e: int) -> Any:
         """Return what stands in one rank's file of flat buffers; the first expert rank holds what is no expert."""
@@ -124,7 +139,8 @@ class WrittenOptimizer:
         return {each.name: each for each in of_expert_rank(self.weights.shard(t, p), e, self.ep)}
 
     def _names(self, t: int, p: int, e: int) -> list[str]:
-        return in_order(filter(is_parameter, self._weights(t, p, e)))
+        names = filter(is_parameter, self._weights(t, p, e))
+        return list(names) if self.is_named else in_order(names)
 
     def _states(self, t: int, p: int, e: int) -> dict[str, dict[str, JoinedTensor]]:
         shards = {kind: of_expert_rank(layout.shard(t, p), e, self.ep) for kind, layout in self.layouts.items()}
@@ -137,9 +153,10 @@ class WrittenOptimizer:
     def _numbered(self, groups: Groups, names: list[str], states: Mapping[str, Tensors]) -> dict[str, Any]:
         """Return the state_dict of torch for some parameters, which are numbered group by group."""
         settings, state, masters = self._settings(groups), dict[int, dict[str, Any]](), []
+        is_only = len(groups.param_groups) == 1
         axes = {name: len(states["exp_avg"][name].shape) for name in names}
         for group in settings[OPTIMIZER][PARAM_GROUPS]:
-            here = [name for name in names if has_decay(name, axes[name]) == _decays(group)]
+            here = [name for name in names if is_member(group, name, axes[name], is_only=is_only)]
             group["params"] = list(range(len(state), len(state) + len(here)))
             for number, name in zip(group["params"], here, strict=True):
                 step = {} if groups.step is None else {STEP: groups.step_tensor}
@@ -163,10 +180,6 @@ class WrittenOptimizer:
         return buffers
 
 
-def _decays(group: Mapping[str, Any]) -> bool:
-    return bool(group.get("wd_mult", group.get("pre_wd_mult", 1)))
-
-
 def _chained(optimizers: list[dict[str, Any]]) -> Any:
     return optimizers if len(optimizers) > 1 else optimizers[0]
 
@@ -178,6 +191,6 @@ def _groups(groups: tuple[Groups, ...], tensors: Tensors, ep: int) -> tuple[Grou
     if len(groups) >= num_optimizers:
         return groups[:num_optimizers]
     (dense,) = groups
-    decays = {has_decay(each.name, len(each.shape)) for each in experts}
-    settings = tuple({**each, "is_expert_parallel": True} for each in dense.param_groups if _decays(each) in decays)
+    kinds = {has_decay(each.name, len(each.shape)) for each in experts}
+    settings = tuple({**each, "is_expert_parallel": True} for each in dense.param_groups if decays(each) in kinds)
     return dense, replace(dense, param_groups=settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def read_checkpoint(folder: Path) -> ShardSet:
     try:
         names = sorted(path.name for path in folder.iterdir())
         if any(name.startswith(PREFIX) and "_pp_" in name for name in names):
-            return read_shards(folder)
+            return _with_left_out(read_shards(folder), states_beside(folder))
         place = iteration_folder(folder)
         if has_rank_folders(place):
             return read_rank_folders(place)
@@ -133,5 +134,11 @@ def _refuse_zarr(place: Path) -> None:
 def _one(folder: Path, source: str, content: ShardContent, *places: Path) -> ShardSet:
     """Return a model that no rank split."""
     states = {name for place in (folder, *places) for name in states_beside(place)}
-    content = replace(content, left_out=(*content.left_out, *sorted(states)))
-    return shard_set(folder, source, Format.MEGATRON, {(0, 0): content})
+    return _with_left_out(shard_set(folder, source, Format.MEGATRON, {(0, 0): content}), sorted(states))
+
+
+def _with_left_out(shards: ShardSet, names: Sequence[str]) -> ShardSet:
+    """Return the shards with more that is no weight."""
+    first = shards.contents[0, 0]
+    first = replace(first, left_out=(*first.left_out, *names))
+    return replace(shards, contents={**shards.contents, (0, 0): first})

@@ -17,6 +17,8 @@ FILE_NAME = "ds_config.json"
 TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
 """Where a trial's own configuration lies; the tuner fills the folder in."""
 _STAND_IN = "ZENITHTUNE_DS_CONFIG"
+AUTOTUNING, TUNINGS = "--autotuning", ("tune", "run")
+"""The launcher's option for DeepSpeed's own tuner, and what it takes."""
 
 
 def refuse_two_configs(command: str) -> None:
@@ -39,16 +41,37 @@ def recognises(command: str) -> bool:
     return PLACEHOLDER in command or (launcher is not None and launcher.kind == DEEPSPEED)
 
 
-def refuse_own_autotuning(command: str) -> None:
-    """Refuse a command that asks DeepSpeed's launcher to tune: two tuners inside one another measure nothing."""
-    if last_option(ParsedCommand.of(command).front, "--autotuning") is not None:
+def asked_tuning(command: str) -> str:
+    """Return what a command asks DeepSpeed's launcher for by --autotuning, "tune" or "run"; nothing where it trains.
+
+    >>> asked_tuning("deepspeed --autotuning run --num_gpus 8 train.py --deepspeed_config ds.json")
+    'run'
+    """
+    asked = last_option(ParsedCommand.of(command).front, AUTOTUNING)
+    if asked is None:
+        return ""
+    if asked not in TUNINGS:
+        raise UsageError(f"--autotuning must be {' or '.join(TUNINGS)}, but got {asked[:40]!r}: correct it")
+    if last_option(ParsedCommand.of(without_tuning(command)).front, AUTOTUNING) is not None:
         problem = "the command must train, but it asks DeepSpeed's launcher to tune by --autotuning"
         raise UsageError(problem, hint="take that option out; what its section in the JSON says is heeded")
+    return asked
+
+
+def without_tuning(command: str) -> str:
+    """Return the command that trains: two tuners inside one another measure nothing.
+
+    >>> without_tuning("deepspeed --autotuning run --num_gpus 8 train.py --deepspeed_config ds.json")
+    'deepspeed --num_gpus 8 train.py --deepspeed_config ds.json'
+    """
+    launcher = ParsedCommand.of(command).launcher
+    is_asked = launcher is not None and launcher.option(AUTOTUNING) is not None
+    return launcher.with_options({}, without=(AUTOTUNING,)) if launcher and is_asked else command
 
 
 def written_command(command: str, options: Mapping[str, str], values: Mapping[str, Value]) -> str:
     """Return the command with the trial's own configuration, and with these options unless placeholders carry them."""
-    text = fill_or_set(command, options, values, keeps_names=True)
+    text = fill_or_set(without_tuning(command), options, values, keeps_names=True)
     if PLACEHOLDER in text:
         return text.replace(PLACEHOLDER, TRIAL_PATH)
     named = find_config(text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from zenith_tune.describe.deepspeed_config import (
@@ -13,14 +14,17 @@ from zenith_tune.describe.deepspeed_config import (
     CHECKPOINTING,
     MICRO_BATCH,
     STAGE,
+    STAGES,
     DsConfig,
     Keys,
 )
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.steps import SECONDS
 from zenith_tune.presets.deepspeed.job import DeepSpeedJob
 from zenith_tune.presets.deepspeed.space import ALL, DeepSpeedSpace, listed_axes
 from zenith_tune.presets.emission import CHECKPOINTING_NOTE, Emission, Target
 from zenith_tune.study.parameters import Value
+from zenith_tune.study.trial import Trial
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 
@@ -83,15 +87,14 @@ def batch_of(job: DeepSpeedJob, params: Mapping[str, Value]) -> dict[Keys, int]:
 
 
 def best_config(space: DeepSpeedSpace, params: Mapping[str, Value]) -> DsConfig:
-    """Return the user's configuration with a point's values: complete, and without what only tuners read.
+    """Return the user's configuration with a point's values: complete, and without what only tuners read."""
+    return space.job.config.having({**space.settings(params), **_written(space.job, params), (AUTOTUNING,): None})
 
-    What is "auto" for the Trainer to fill stays so.
-    """
-    job = space.job
-    batch = {
-        keys: size for keys, size in batch_of(job, params).items() if not (job.is_trainer and job.config.is_auto(keys))
-    }
-    return job.config.having({**space.settings(params), **batch, (AUTOTUNING,): None})
+
+def _written(job: DeepSpeedJob, params: Mapping[str, Value]) -> dict[Keys, int]:
+    """Return the parts of the batch without what is "auto" for the Trainer to fill."""
+    parts = batch_of(job, params).items()
+    return {keys: size for keys, size in parts if not (job.is_trainer and job.config.is_auto(keys))}
 
 
 def trial_config(space: DeepSpeedSpace, params: Mapping[str, Value]) -> DsConfig:
@@ -108,6 +111,8 @@ def baseline_config(space: DeepSpeedSpace) -> DsConfig:
         changes[STAGE] = space.stages[0]
     if isinstance(sizes, list):
         changes |= batch_of(space.job, {"mbs": sizes[0]})
+    elif space.job.is_limited:
+        changes |= _written(space.job, {"mbs": space.job.own_micro_batch or 1})
     return config.having({**changes, **MEASURING, (AUTOTUNING,): None})
 
 
@@ -123,3 +128,22 @@ def script_values(job: DeepSpeedJob, params: Mapping[str, Value]) -> dict[str, V
     if CHECKPOINTING in params:
         values[CHECKPOINTING] = str(bool(params[CHECKPOINTING]))  # as the Trainer's parser reads it
     return values
+
+
+def summary(job: DeepSpeedJob, trials: Iterable[Trial]) -> str:
+    """Return the summary that DeepSpeed's own tuner leaves: its table of stages, with its names of experiments."""
+    ran = [trial for trial in trials if not trial.is_rerun]
+    spaces = {f"z{stage}": [trial for trial in ran if trial.params["stage"] == stage] for stage in STAGES}
+    lines = ["| tuning_space | num_experiments | best_metric_val | best_exp_name |", "|:--|--:|--:|:--|"]
+    for name, members in {**spaces, "global": ran}.items():
+        measured = [trial for trial in members if trial.ok and trial.value is not None]
+        if measured:
+            best = min(measured, key=lambda trial: (1 if trial.unit == SECONDS else -1) * (trial.value or 0.0))
+            lines.append(f"| {name} | {len(members)} | {best.value:g} | {_experiment(job, best.params)} |")
+    took = timedelta(seconds=round(sum(trial.duration_s or 0.0 for trial in ran)))
+    return "\n".join([*lines, "", f"Tuning completed in {took}. Total number of experiments: {len(ran)}.", ""])
+
+
+def _experiment(job: DeepSpeedJob, params: Mapping[str, Value]) -> str:
+    parts = batch_of(job, params)
+    return f"z{params['stage']}_gas{parts[ACCUMULATION]}_tmbspg{parts[MICRO_BATCH]}"

@@ -6,12 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from zenith_tune.describe.deepspeed_config import (
     ACCUMULATION,
     AUTO,
-    AUTOTUNING,
     BATCH,
     MICRO_BATCH,
     DsConfig,
@@ -19,8 +17,10 @@ from zenith_tune.describe.deepspeed_config import (
     shown_json,
 )
 from zenith_tune.errors import UsageError
+from zenith_tune.layouts.layout import divisors
 from zenith_tune.presets.arguments import MOST, FrameworkArguments
-from zenith_tune.presets.deepspeed.command import PRESET, refuse_own_autotuning, refuse_two_configs
+from zenith_tune.presets.deepspeed.autotuning import Autotuning
+from zenith_tune.presets.deepspeed.command import PRESET, asked_tuning, refuse_two_configs
 from zenith_tune.presets.shared.launched_gpus import job_gpus, started_gpus
 from zenith_tune.presets.shared.subject import MODEL_OPTIONS, SEQUENCE_OPTIONS, TRAINER_DEFAULT_BATCH
 from zenith_tune.presets.shared.training_files import find_config, path_in_training_folder
@@ -61,52 +61,70 @@ class DeepSpeedJob:
     model: str | None = None
     seq_len: int | None = None
     recomputes: bool = False
+    tuning: Autotuning = field(default_factory=lambda: Autotuning(values={}))
+    """What the configuration says for DeepSpeed's own autotuner."""
+    stated_batch: int
+    """The global batch before the limits of that section."""
 
     @property
     def rank_batch(self) -> int:
         """Samples of one step on one rank."""
         return self.global_batch // self.num_ranks
 
-    def tuning(self, key: str) -> Any:
-        """Return what the configuration says for DeepSpeed's own autotuner, whose limits are heeded."""
-        return self.config.get((AUTOTUNING, key))
-
-    def tuning_count(self, key: str) -> int | None:
-        """Return a whole number of that section."""
-        return self.config.count((AUTOTUNING, key))
+    @property
+    def is_limited(self) -> bool:
+        """Whether that section limits the global batch, also of the user's own command."""
+        return self.global_batch != self.stated_batch
 
 
 def read_job(command: str, given: DeepSpeedArguments) -> DeepSpeedJob:
     """Read a command and its configuration; what is missing is an error of one line with a hint."""
-    refuse_own_autotuning(command)
+    asked = asked_tuning(command)
     refuse_two_configs(command)
     config, line = read_ds_config(_config_path(command, given)), ParsedCommand.of(command)
     refuse_listed_batch(config)
+    tuning = Autotuning.of(config, asked)
     num_gpus = job_gpus(PRESET, given.n_gpus, started_gpus(command), option="--num_gpus")
-    model_ranks = config.count((AUTOTUNING, "mp_size")) or 1
+    model_ranks = tuning.get("mp_size") or 1
     if num_gpus % model_ranks:
         problem = f"autotuning.mp_size must divide the GPUs, but got {model_ranks} and {num_gpus}"
         raise UsageError(f"{problem}: correct it in {config.source}")
     is_trainer = _is_trainer(line, config)
-    options = _batch_options(config, is_trainer)
+    options = _batch_options(config, tuning, is_trainer)
     num_ranks = num_gpus // model_ranks
     own = config.count(MICRO_BATCH) or line.count(options.get(MICRO_BATCH))
     if own is None and is_trainer:
         own = TRAINER_DEFAULT_BATCH
-    global_batch = _global_batch(config, line, options, own, num_ranks, given)
+    stated = _global_batch(config, line, options, own, num_ranks, given)
+    global_batch = stated if given.gbs else _limited(stated, tuning, num_ranks)
+    own = own or _left_over(config, stated, num_ranks)
+    if global_batch != stated:  # the nearest that the smaller batch has room for
+        own = max(size for size in divisors(global_batch // num_ranks) if size <= (own or stated))
     return DeepSpeedJob(
         config=config,
         num_gpus=num_gpus,
         num_ranks=num_ranks,
         global_batch=global_batch,
-        own_micro_batch=own or _left_over(config, global_batch, num_ranks),
+        own_micro_batch=own,
         batch_options=options,
         is_trainer=is_trainer,
         precision=_precision(config, line),
         model=given.model or next((value for name in MODEL_OPTIONS if (value := line.get(name))), None),
         seq_len=given.seq or line.count(*SEQUENCE_OPTIONS),
         recomputes=line.is_on("--gradient-checkpointing"),
+        tuning=tuning,
+        stated_batch=stated,
     )
+
+
+def _limited(batch: int, tuning: Autotuning, num_ranks: int) -> int:
+    """Return the nearest batch within the limits that the section for DeepSpeed's autotuner sets."""
+    least, most = tuning.get("min_train_batch_size") or 1, tuning.get("max_train_batch_size") or MOST
+    limited = max(min(batch, most // num_ranks * num_ranks), -(-least // num_ranks) * num_ranks)
+    if not least <= limited <= most:
+        problem = "autotuning must allow a global batch that is a multiple of the data-parallel ranks"
+        raise UsageError(f"{problem}, but {least} to {most} has no multiple of {num_ranks}: change these limits")
+    return limited
 
 
 def refuse_listed_batch(config: DsConfig) -> None:
@@ -139,9 +157,9 @@ def _is_trainer(line: ParsedCommand, config: DsConfig) -> bool:
     return left or any(line.has(option) for option in TRAINER_OPTIONS)
 
 
-def _batch_options(config: DsConfig, is_trainer: bool) -> dict[tuple[str, ...], str]:
+def _batch_options(config: DsConfig, tuning: Autotuning, is_trainer: bool) -> dict[tuple[str, ...], str]:
     """Return the script's own options for the batch; a mapping in the section for DeepSpeed's autotuner comes first."""
-    mappings = config.get((AUTOTUNING, "arg_mappings"))
+    mappings = tuning.get("arg_mappings")
     if mappings is None:
         return dict(TRAINER_BATCH) if is_trainer else {}
     known = {keys[0]: keys for keys in (MICRO_BATCH, ACCUMULATION, BATCH)}

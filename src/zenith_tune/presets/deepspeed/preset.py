@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from zenith_tune.describe.deepspeed_config import AUTOTUNING
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.arguments import chosen_axes, keywords_of
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, written_command
-from zenith_tune.presets.deepspeed.emit import baseline_config, best_config, script_options, script_values, trial_config
+from zenith_tune.presets.deepspeed.autotuning import INSIDE, METRICS
+from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, asked_tuning, written_command
+from zenith_tune.presets.deepspeed.emit import (
+    baseline_config,
+    best_config,
+    script_options,
+    script_values,
+    summary,
+    trial_config,
+)
 from zenith_tune.presets.deepspeed.job import DeepSpeedArguments, read_job
 from zenith_tune.presets.deepspeed.space import SEARCHABLE, DeepSpeedSpace
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.shared.subject import LookedUp, job_model
+from zenith_tune.presets.shared.training_files import path_in_training_folder
 from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
 from zenith_tune.shell.placeholders import fill_placeholders
@@ -25,9 +33,6 @@ from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfil
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Trial
 
-METRICS = ("throughput", "latency", "flops")
-INSIDE = {"gridsearch": "grid", "random": "random", "model_based": "model"}
-"""How DeepSpeed's autotuner calls the ways of searching inside a stage."""
 RESULT_CONFIG = "ds_config_optimal.json"
 
 
@@ -51,8 +56,10 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         super().__init__(given)
         self._num_nodes = 1
         self._release: Release | None = None
+        self._command, self._runs = "", dict[int, Trial]()
 
     def bind(self, command: str) -> None:
+        self._command, self._runs = command, {}
         self._bind_space(DeepSpeedSpace.of(read_job(command, self._given), self._given.search, self._given.mbs_max))
         self._num_nodes = self.resources(command).nodes
         self._memory = LookedUp(lambda: ActivationProfile(self._looked_up()))
@@ -66,6 +73,7 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         return broken if broken is not None or isinstance(memory, UsageError) else memory.why_hopeless(params)
 
     def observe(self, trial: Trial) -> None:
+        self._runs[trial.number] = trial
         memory = self._memory.get()
         if not isinstance(memory, UsageError):
             memory.observe(trial)
@@ -106,16 +114,35 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         return {FILE_NAME: trial_config(self._space, params).text}
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        """Return the best point's JSON, which prints no more than the user's own."""
-        return {RESULT_CONFIG: best_config(self._space, params).text}
+        """Return the best point's JSON, which prints no more than the user's own, and what DeepSpeed's tuner leaves."""
+        job, text = self._space.job, best_config(self._space, params).text
+        if job.tuning.results_dir is None:
+            return {RESULT_CONFIG: text}
+        place = path_in_training_folder(self._command, job.tuning.results_dir).absolute()
+        of_deepspeed = {
+            RESULT_CONFIG: text,
+            "cmd_optimal.txt": self.result_command(self._command, params, place) + "\n",
+            "summary.txt": summary(job, self._runs.values()),
+        }
+        return {RESULT_CONFIG: text, **{str(place / name): text for name, text in of_deepspeed.items()}}
 
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
         """Return the command that trains with it, and needs no trial's folder."""
         text = self.apply_parameters(command, params).replace(TRIAL_PATH, f"{{trial_folder}}/{RESULT_CONFIG}")
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
+    def asked_tuning(self, command: str) -> str:
+        return asked_tuning(command)
+
+    def default_trials(self) -> int | None:
+        number: int | None = self._space.job.tuning.get("tuner_num_trials")
+        return number
+
     def baseline_command(self, command: str) -> str:
         """Return the user's own command with a copy of its JSON, which prints what is measured."""
+        job = self._space.job
+        if job.is_limited:
+            return written_command(command, script_options(job), script_values(job, {"mbs": job.own_micro_batch or 1}))
         return written_command(command, {}, {})
 
     def baseline_files(self) -> dict[str, str]:
@@ -140,9 +167,9 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
 
         job = self._space.job
         return ZeroProgressiveStrategy(
-            inside=INSIDE.get(str(job.tuning("tuner_type")), "grid"),
-            patience=job.tuning_count("tuner_early_stopping") or 5,
-            inside_trials=job.tuning_count("tuner_num_trials") or 50,
+            inside=INSIDE[job.tuning.get("tuner_type") or "gridsearch"],
+            patience=job.tuning.get("tuner_early_stopping") or 5,
+            inside_trials=job.tuning.get("tuner_num_trials") or 50,
         )
 
     def evaluator(self) -> TuningEvaluator:
@@ -150,8 +177,7 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
         from zenith_tune.presets.deepspeed.evaluator import DeepSpeedEvaluator
 
         job = self._space.job
-        asked = job.tuning("metric")
-        metric = self._given.metric or (asked if asked in METRICS else "throughput")
+        metric = self._given.metric or job.tuning.get("metric") or "throughput"
         subject = self._subject.get() if metric == "flops" else None
         per_sample = None
         if isinstance(subject, UsageError):
@@ -174,8 +200,10 @@ class DeepSpeedPreset(FrameworkPreset[DeepSpeedSpace, DeepSpeedArguments]):
             f"{job.config.source}: global batch {job.global_batch} on {job.num_ranks} data-parallel ranks, "
             f"{job.precision}; each trial has its own copy of the file"
         ]
-        if job.config.get((AUTOTUNING,)) is not None:
-            notes.append("the section autotuning gives limits and is taken out of what trials run")
+        notes += job.tuning.notes()
+        if job.is_limited:
+            limited = f"the global batch is {job.global_batch}, not {job.stated_batch}"
+            notes.append(f"{limited}, within the section's limits: your own command runs with it too")
         subject = self._subject.get()
         if isinstance(subject, UsageError):
             notes.append(f"memory is not predicted before a trial: {subject}")

@@ -59,7 +59,7 @@ class DeepSpeedSpace:
     def of(cls, job: DeepSpeedJob, search: str, mbs_max: int) -> DeepSpeedSpace:
         """Return the space of a job: what `search` names, and every list in its configuration."""
         names = chosen_axes(search, SEARCHABLE)
-        if job.tuning("fast") is False:
+        if job.tuning.get("fast") is False:
             names |= set(TUNING)
         if CHECKPOINTING in names and not job.is_trainer:
             problem = "checkpointing is an argument of the Hugging Face Trainer, but the command does not run it"
@@ -193,8 +193,8 @@ def _micro_batches(job: DeepSpeedJob, mbs_max: int, *, is_searched: bool) -> tup
         return listed
     if not is_searched:
         return (job.own_micro_batch or job.rank_batch,)
-    least = job.tuning_count("min_train_micro_batch_size_per_gpu") or 1
-    most = min(mbs_max, job.tuning_count("max_train_micro_batch_size_per_gpu") or mbs_max)
+    least = job.tuning.get("min_train_micro_batch_size_per_gpu") or 1
+    most = min(mbs_max, job.tuning.get("max_train_micro_batch_size_per_gpu") or mbs_max)
     found = tuple(size for size in divisors(job.rank_batch) if least <= size <= most)
     if not found:
         problem = (

@@ -15,6 +15,8 @@ from typing import NamedTuple
 MARK = "ZENITHTUNE_TRIAL_FOLDER"
 """The environment variable that every process of a trial inherits, also one that called setsid."""
 
+BUILDS = "TORCH_EXTENSIONS_DIR="
+"""The environment variable by which torch builds extensions elsewhere than in ~/.cache/torch_extensions."""
 _POLL_S = 0.02  # only while ending a tree: a running trial is waited for, not polled
 _KILL_S = 10.0
 
@@ -142,6 +144,7 @@ def _is_adopted(process: Process) -> bool:
 def _end(belongs: Callable[[Process], bool], grace_s: float, hurry: Callable[[], bool]) -> None:
     if not (left := _members(belongs)):
         return
+    locks = _build_locks(left)
     _signal(left, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while (left := _members(belongs)) and time.monotonic() < deadline and not hurry():
@@ -151,10 +154,34 @@ def _end(belongs: Callable[[Process], bool], grace_s: float, hurry: Callable[[],
     deadline = time.monotonic() + _KILL_S
     num_empty = 0
     while num_empty < 2 and time.monotonic() < deadline:
+        locks |= _build_locks(left)
         _signal(left, signal.SIGKILL)
         time.sleep(_POLL_S)
         left = _members(belongs)
         num_empty = 0 if left else num_empty + 1
+    for lock, inode in locks:
+        with contextlib.suppress(OSError):
+            if lock.stat().st_ino == inode:  # else it was released, and is another's
+                lock.unlink()
+
+
+def _build_locks(pids: set[int]) -> set[tuple[Path, int]]:
+    """Return the locks under which processes build extensions of torch, with their inodes.
+
+    torch holds such a file open while it builds, and waits for as long as there is one, whoever made it.
+    """
+    found = set()
+    for place in (Path(f"/proc/{pid}") for pid in pids):
+        with contextlib.suppress(OSError):
+            variables = (place / "environ").read_text(errors="replace").split("\0")
+            roots = [Path(each.removeprefix(BUILDS)).resolve() for each in variables if each.startswith(BUILDS)]
+            for descriptor in (place / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    path = descriptor.readlink()
+                    is_build = "torch_extensions" in path.parts or any(path.is_relative_to(root) for root in roots)
+                    if path.name == "lock" and is_build:
+                        found.add((path, descriptor.stat().st_ino))
+    return found
 
 
 def _members(belongs: Callable[[Process], bool]) -> set[int]:
