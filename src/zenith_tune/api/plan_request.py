@@ -116,6 +116,7 @@ def read_request(
     *,
     gbs: int,
     seq: int | None,
+    gpus: int | None = None,
     module: str | None = None,
     framework: FrameworkSpec | str | None = None,
     precision: str = "bf16",
@@ -140,7 +141,7 @@ def read_request(
     limits = {name: size for name, size in (max_sizes or {}).items() if size is not None}
     searched = SearchSpace.named(space, max_sizes=limits, pinned=pinned)
     runs_it = _framework(framework, emit, has_module=module is not None)
-    machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster))
+    machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster), gpus)
     if module:
         from zenith_tune.presets.own_module import traced_model
 

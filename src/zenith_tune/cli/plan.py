@@ -13,11 +13,15 @@ from zenith_tune.cli.options import (
     BATCH,
     COUNT,
     PRECISIONS,
+    QUESTIONS,
     SEQUENCE,
+    GroupedCommand,
     Options,
     calibration_option,
     debug_option,
     echo_json,
+    grouped_option,
+    help_all_option,
     json_option,
     path_option,
     refuse_file,
@@ -28,18 +32,26 @@ from zenith_tune.cli.options import (
 from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
+from zenith_tune.planner.cost import parse_prices, parse_tokens
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
 from zenith_tune.presets.formats import FORMATS
+from zenith_tune.tuning.options import JOB, SEARCH
 
 if TYPE_CHECKING:
     from zenith_tune.api.plan_request import PlanRequest
     from zenith_tune.layouts.layout import Layout
-    from zenith_tune.planner.plan import Plan
+    from zenith_tune.planner.cost import TrainingCost
+    from zenith_tune.planner.plan import Plan, PlannedLayout
     from zenith_tune.planner.planner import Planner
     from zenith_tune.presets.emission import Emission
     from zenith_tune.report.plan.text import PlanReport
 
 BOUNDED = ("tp", "pp", "cp", "mbs")
+OF_A_REQUEST = (
+    *("gpus", "gbs", "seq", "module", "framework", "precision", "dispatcher", "imbalance"),
+    *("space", "risk", "topology"),
+)
+"""Options that a request has by the same names."""
 
 
 def read_options(options: Options) -> PlanRequest:
@@ -50,7 +62,22 @@ def read_options(options: Options) -> PlanRequest:
     _refuse_contradictions(options)
     if options["what_if"] is not None:
         parse_changes(options["what_if"])
-    same = ("gbs", "seq", "module", "framework", "precision", "dispatcher", "imbalance", "space", "risk", "topology")
+    if options["tokens"] is not None:
+        parse_tokens(options["tokens"])
+    parse_prices(options["price"])
+    same = (
+        "gpus",
+        "gbs",
+        "seq",
+        "module",
+        "framework",
+        "precision",
+        "dispatcher",
+        "imbalance",
+        "space",
+        "risk",
+        "topology",
+    )
     request = read_request(
         options["model"],
         options["cluster"],
@@ -58,7 +85,7 @@ def read_options(options: Options) -> PlanRequest:
         max_sizes={name: options[f"max_{name}"] for name in BOUNDED},
         calibration=options["calibration"],
         emit=options["emit"],
-        **{name: options[name] for name in same},
+        **{name: options[name] for name in OF_A_REQUEST},
     )
     if request.warning:
         click.echo(f"warning: {request.warning}", err=True)
@@ -97,40 +124,56 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
     return command
 
 
-@click.command(short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
-@click.option("--model", metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
-@click.option("--module", metavar="FILE.py:BUILD", help="A callable that returns your own nn.Module. Needs torch.")
-@click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
+@click.command(cls=GroupedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
+@grouped_option("--model", metavar="NAME|PATH", group=JOB, help="A model of the catalog, or its config.json.")
+@grouped_option("--module", metavar="FILE.py:BUILD", group=JOB,
+                help="A callable that returns your own nn.Module. Needs torch.")  # fmt: skip
+@grouped_option("--cluster", required=True, metavar="NAME|PATH", group=JOB,
+                help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")  # fmt: skip
+@grouped_option("--gpus", type=COUNT, metavar="N", group=JOB, help="How many, where --cluster is a kind of GPU.")
+@grouped_option("--gbs", type=BATCH, metavar="N", group=JOB, help="Global batch, in samples.")
+@grouped_option("--seq", type=SEQUENCE, metavar="N", group=JOB, help="Sequence length.")
+@grouped_option("--framework", metavar="NAME", group=JOB,
+                help="What runs it. [default: megatron, or what --emit is for]")  # fmt: skip
+@grouped_option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, group=JOB,
+                help="Of matrix work.")  # fmt: skip
 @topology_option(": TP stays where NVLink joins its GPUs")
-@click.option("--gbs", type=BATCH, metavar="N", help="Global batch, in samples.")
-@click.option("--seq", type=SEQUENCE, metavar="N", help="Sequence length.")
-@click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
-@click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
-              help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
-@click.option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE,
-              show_default=True, help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
-@click.option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
-@click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
-@click.option("--pareto", is_flag=True, help="Also show what no layout beats in time, memory and GPUs together.")
-@click.option("--what-if", metavar="K=V,...", help="Plan again with changes: mem=+8 (GiB), gpus=128, seq=, gbs=.")
-@click.option("--emit", type=click.Choice(tuple(FORMATS)),
-              help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
-@path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
-@click.option("--fix", "pinned", metavar="K=V,...", help="Values that are given, e.g. tp=8,pp=4,recompute=selective.")
-@click.option("--max-tp", type=COUNT, metavar="N", help="Largest tensor-parallel size. [default: what NVLink joins]")
-@click.option("--max-pp", type=COUNT, metavar="N", help="Most pipeline stages.")
-@click.option("--max-cp", type=COUNT, metavar="N", help="Largest context-parallel size. [default: 64]")
-@click.option("--max-mbs", type=COUNT, metavar="N", help="Largest micro-batch.")
-@click.option("--space", type=click.Choice(["default", "all"]), default="default", show_default=True,
-              help="all: also what is never predicted to be better.")  # fmt: skip
+@grouped_option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True, group=JOB,
+                is_rare=True, help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
+@grouped_option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE, group=JOB,
+                is_rare=True, show_default=True,
+                help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
+@grouped_option("--tokens", metavar="N", group=QUESTIONS, help="What so many tokens take, e.g. 300B or 1T.")
+@grouped_option("--price", metavar="USD|GPU=USD,...", group=QUESTIONS,
+                help="Price of a GPU-hour. [default: a public one]")  # fmt: skip
+@grouped_option("--explain", metavar="LAYOUT", group=QUESTIONS,
+                help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")  # fmt: skip
+@grouped_option("--what-if", metavar="K=V,...", group=QUESTIONS,
+                help="Plan again with changes: mem=+8 (GiB), gpus=128, seq=, gbs=.")  # fmt: skip
+@grouped_option("--pareto", is_flag=True, group=QUESTIONS,
+                help="Also show what no layout beats in time, memory and GPUs together.")  # fmt: skip
+@grouped_option("--fix", "pinned", metavar="K=V,...", group=SEARCH,
+                help="Values that are given, e.g. tp=8,pp=4,recompute=selective.")  # fmt: skip
+@grouped_option("--max-tp", type=COUNT, metavar="N", group=SEARCH, is_rare=True,
+                help="Largest tensor-parallel size. [default: what NVLink joins]")  # fmt: skip
+@grouped_option("--max-pp", type=COUNT, metavar="N", group=SEARCH, is_rare=True, help="Most pipeline stages.")
+@grouped_option("--max-cp", type=COUNT, metavar="N", group=SEARCH, is_rare=True,
+                help="Largest context-parallel size. [default: 64]")  # fmt: skip
+@grouped_option("--max-mbs", type=COUNT, metavar="N", group=SEARCH, is_rare=True, help="Largest micro-batch.")
+@grouped_option("--space", type=click.Choice(["default", "all"]), default="default", show_default=True, group=SEARCH,
+                is_rare=True, help="all: also what is never predicted to be better.")  # fmt: skip
 @risk_option("Leave out what runs out of memory with this probability or more.")
 @calibration_option()
-@click.option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K",
-              help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
+@grouped_option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K", group=SEARCH,
+                help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
+@grouped_option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
+@grouped_option("--emit", type=click.Choice(tuple(FORMATS)),
+                help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
+@path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
 @path_option("--html", help="Also write the plan as one HTML page.")
 @json_option
 @debug_option
+@help_all_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", is_eager=True,
                 callback=_refuse_mimo)  # fmt: skip
 def plan(command: tuple[str, ...], **options: Any) -> int:
@@ -177,23 +220,33 @@ def _plan(request: PlanRequest, options: Options) -> int:
     points = planner.pareto(request.global_batch, **bounds) if options["pareto"] else None
     enough = None if plan.best else planner.enough_gpus(request.global_batch, **bounds)
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
+    best, gpu = plan.best[0] if plan.best else None, plan.cluster.gpu.name
+    cost = _cost(best, gpu, options)
+    after = _cost(what_if.after.best[0], gpu, options) if what_if and what_if.after.best else None
     if options["html"] is not None:
         _write_page(planner, plan, enough, emission, options)
     if options["as_json"]:
         from zenith_tune.report.plan.json import plan_object, planned_object, what_if_object
 
-        shown = what_if_object(what_if) if what_if else plan_object(plan, enough)
+        shown = what_if_object(what_if, cost, after) if what_if else plan_object(plan, enough, cost)
         pareto = {} if points is None else {"pareto": [planned_object(point) for point in points]}
         _print_json({**shown, **pareto}, request, emission)
     else:
         report = _report(request, options)
-        report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else (), enough)
+        report.answer(plan, cost, enough)
+        if what_if is not None:
+            report.what_if(what_if, after)
+        _print(emission, options)
+        report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else ())
         if points is not None:
             report.pareto(points)
-        if what_if is not None:
-            report.what_if(what_if)
-        _print(emission, options)
     return 0 if found.fits else 1
+
+
+def _cost(planned: PlannedLayout | None, gpu: str, options: Options) -> TrainingCost | None:
+    """Return what the training takes with a layout, where that was asked."""
+    is_asked = options["tokens"] is not None or options["price"] is not None
+    return planned.cost(gpu, options["tokens"], options["price"]) if planned is not None and is_asked else None
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
@@ -218,10 +271,11 @@ def _explain(request: PlanRequest, options: Options) -> int:
     planner = request.planner()
     explanation = planner.explain(layout, space=request.space, risk=request.risk)
     emission = None if explanation.broken else _emission(planner, layout, options)
+    cost = _cost(explanation.planned, request.cluster.gpu.name, options)
     if options["as_json"]:
-        _print_json(explanation_object(explanation), request, emission)
+        _print_json(explanation_object(explanation, cost), request, emission)
     else:
-        _report(request, options).explanation(explanation)
+        _report(request, options).explanation(explanation, cost)
         _print(emission, options)
     return 1 if explanation.broken else 0
 

@@ -12,6 +12,7 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.planner.cost import PER_TOKENS, Prices, TrainingCost, training_cost
 from zenith_tune.units import GIB, count, format_bytes, format_seconds
 
 PRESSURE = "memory"
@@ -60,9 +61,14 @@ class PlannedLayout:
     """Model FLOPs per second over the peak of all GPUs."""
 
     def __repr__(self) -> str:
+        return f"PlannedLayout({self.name}: {self.figures})"
+
+    @property
+    def figures(self) -> str:
+        """Speed, memory and risk, in half a line."""
+        speed = f"{format_seconds(self.step_s)} a step, {self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
         memory = f"{self.memory_bytes / GIB:.1f} of {format_bytes(self.capacity_bytes)}"
-        figures = f"{format_seconds(self.step_s)} a step, {memory}, {self.oom_probability:.0%} OOM"
-        return f"PlannedLayout({self.name}: {figures})"
+        return f"{speed}, MFU {self.mfu:.1%}, {memory}, {self.oom_probability:.0%} OOM"
 
     @property
     def name(self) -> str:
@@ -78,6 +84,18 @@ class PlannedLayout:
     def roomy_s(self) -> float:
         """Step time with memory to spare, without the allocator's losses when it is nearly full."""
         return self.step_s - self.time_parts.get(PRESSURE, 0.0)
+
+    def cost(self, gpu: str, tokens: float | str | None = None, price: Prices = None) -> TrainingCost:
+        """Return what a training of so many tokens takes, or one of a billion, on GPUs of a kind."""
+        low, high = self.step_interval_s
+        return training_cost(
+            PER_TOKENS if tokens is None else tokens,
+            price,
+            gpu=gpu,
+            num_gpus=self.layout.num_gpus,
+            tokens_per_s=self.tokens_per_s,
+            relative_interval=(low / self.step_s, high / self.step_s),
+        )
 
     def with_room(self) -> PlannedLayout:
         """Return the layout as it would run on a GPU with memory to spare."""
@@ -223,6 +241,13 @@ class Plan:
     @property
     def num_fitting(self) -> int:
         return self.num_considered - self.num_not_fitting
+
+    def cost(self, tokens: float | str | None = None, *, price: Prices = None) -> TrainingCost | None:
+        """Return what a training of so many tokens takes with the best layout; None where nothing fits.
+
+        `price` is that of a GPU-hour, by default a public one; without tokens it is what a billion of them take.
+        """
+        return self.best[0].cost(self.cluster.gpu.name, tokens, price) if self.best else None
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero")

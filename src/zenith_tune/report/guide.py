@@ -11,7 +11,7 @@ from zenith_tune.planner.size_guide import GuideComparison, GuideRow
 from zenith_tune.planner.ways_out import TITLE, WayOut
 from zenith_tune.report.plan.json import planned_object
 from zenith_tune.study.files import Json
-from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
+from zenith_tune.units import format_gain
 
 COLUMNS = ("model", "GPUs", "TP", "PP", "DP", "micro-batches")
 
@@ -34,14 +34,14 @@ def comparison_lines(found: GuideComparison) -> Iterator[str]:
     yield f"{size} on {plan.cluster.name}: batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
     yield from (f"  rule: {rule}" for rule in found.guide.rules)
     if not found.guide.is_planned:
-        yield f"guide    {_figures(found.planned)}"
+        yield f"guide    {_named(found.planned)}"
     yield from (f"  breaks a rule: {reason}" for reason in found.broken)
     if best is None:
         yield f"planner  nothing fits; the guide's layout {found.verdict}"
         yield TITLE
         yield from (f"  {way.line}" for way in found.ways_out)
         return
-    yield f"planner  {_figures(best)}"
+    yield f"planner  {_named(best)}"
     if not found.guide.is_planned:
         yield _verdict(found)
     yield from (f"  {reason}" for reason in (*found.reasons, tensor_reason(plan.cluster)))
@@ -98,7 +98,5 @@ def _verdict(found: GuideComparison) -> str:
     return f"the planner's is {format_gain(found.gain)[1:]} faster ({found.change})"
 
 
-def _figures(planned: PlannedLayout) -> str:
-    speed = f"{format_seconds(planned.step_s)} a step, {planned.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-    memory = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
-    return f"{planned.name}: {speed}, MFU {planned.mfu:.1%}, {memory}, {planned.oom_probability:.0%} OOM"
+def _named(planned: PlannedLayout) -> str:
+    return f"{planned.name}: {planned.figures}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zenith_tune import __version__
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import Explanation
 from zenith_tune.planner.plan import Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from zenith_tune.presets.emission import Emission
 
 
-def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
+def plan_object(plan: Plan, enough_gpus: int | None = None, cost: TrainingCost | None = None) -> Json:
     """Return a plan as a plain object; `enough_gpus` is how many would do where nothing fits."""
     return {
         **_situation(plan),
+        **({"cost": cost_object(cost)} if cost is not None else {}),
         "risk": plan.risk,
         "num_considered": plan.num_considered,
         "num_fitting": plan.num_fitting,
@@ -48,6 +50,13 @@ def plan_object(plan: Plan, enough_gpus: int | None = None) -> Json:
             for miss in plan.near_misses
         ],
     }
+
+
+def cost_object(cost: TrainingCost) -> Json:
+    """Return what a training takes as a plain object."""
+    hours = {"gpu_hours": cost.gpu_hours, "usd_per_gpu_hour": cost.price, "price_is_public": cost.is_public}
+    times = {"seconds": cost.seconds, "interval_90_s": list(cost.interval_s), "days": cost.days}
+    return {"tokens": cost.tokens, **times, **hours, "usd": cost.dollars}
 
 
 def planned_object(planned: PlannedLayout) -> Json:
@@ -81,13 +90,14 @@ def layout_object(layout: Layout) -> Json:
     return {**asdict(layout), "dp": layout.dp, "edp": layout.edp, "num_micro_batches": layout.num_micro_batches}
 
 
-def explanation_object(explanation: Explanation) -> Json:
+def explanation_object(explanation: Explanation, cost: TrainingCost | None = None) -> Json:
     """Return an explained layout as a plain object."""
     return {
         "layout": layout_object(explanation.layout) if explanation.planned else asdict(explanation.layout),
         "broken_rules": list(explanation.broken),
         "fits": explanation.fits,
         "verdict": explanation.verdict,
+        **({"cost": cost_object(cost)} if cost is not None else {}),
         "estimate": planned_object(explanation.planned) if explanation.planned else None,
         "stages": [{"stage": stage.stage, "memory_parts_bytes": stage.parts} for stage in explanation.stages],
         "better": [
@@ -102,9 +112,11 @@ def explanation_object(explanation: Explanation) -> Json:
     }
 
 
-def what_if_object(what_if: WhatIf) -> Json:
+def what_if_object(
+    what_if: WhatIf, cost_before: TrainingCost | None = None, cost_after: TrainingCost | None = None
+) -> Json:
     """Return two plans and the gain as a plain object."""
-    before, after = plan_object(what_if.before), plan_object(what_if.after)
+    before, after = plan_object(what_if.before, cost=cost_before), plan_object(what_if.after, cost=cost_after)
     return {"what_if": what_if.text, "gain": what_if.gain, "hint": what_if.hint, "before": before, "after": after}
 
 

@@ -13,13 +13,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zenith_tune.describe.gpu_catalog import PRICES_OF
 from zenith_tune.errors import UsageError
+from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import LEAST_GAIN, Explanation, StageMemory, Step
 from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, changes
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.presets.emission import Emission
 from zenith_tune.study.files import write_output
-from zenith_tune.units import GIB, count, format_bytes, format_gain, format_range, format_seconds
+from zenith_tune.units import (
+    GIB,
+    count,
+    format_bytes,
+    format_days,
+    format_dollars,
+    format_gain,
+    format_gpu_hours,
+    format_range,
+    format_seconds,
+    format_tokens,
+)
 
 MAX_STAGES = 6
 LEAST_SHARE = 0.0005
@@ -100,6 +113,18 @@ def _cells(planned: PlannedLayout) -> list[Text]:
     ]
 
 
+def cost_line(cost: TrainingCost) -> str:
+    """Return what a training takes, in a line."""
+    low, high = (format_days(end) for end in cost.interval_s)
+    time = f"{format_days(cost.seconds)} ({low.removesuffix(' days')} to {high}, 90%)"
+    if cost.price is None or cost.dollars is None:
+        money = f"no public price of {cost.gpu} is known: give --price"
+    else:
+        public = f", public price of {PRICES_OF}" if cost.is_public else ""
+        money = f"{format_dollars(cost.dollars)} ({format_dollars(cost.price)} a GPU-hour{public})"
+    return f"{format_tokens(cost.tokens)} tokens: {time}, {format_gpu_hours(cost.gpu_hours)}, {money}"
+
+
 MAX_WIDTH = 110
 """Columns that a line has at most; a row of the table goes into them."""
 MAX_PROBLEMS = 8
@@ -112,9 +137,19 @@ class PlanReport:
         self._console = console if console.is_terminal else Console(file=console.file, width=MAX_WIDTH)
         self._width = min(self._console.width, MAX_WIDTH)
 
-    def plan(self, plan: Plan, stages: tuple[StageMemory, ...], enough_gpus: int | None = None) -> None:
-        """Print the best layouts, the best one in full, what nearly made it and what was dropped."""
+    def answer(self, plan: Plan, cost: TrainingCost | None = None, enough_gpus: int | None = None) -> None:
+        """Print the best layout and what its training takes, or what would do where nothing fits."""
         self._say(_title(plan))
+        if plan.best:
+            self._say(f"best: {plan.best[0].name}: {plan.best[0].figures}")
+        else:
+            enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""
+            self._say(f"none of {count(plan.num_considered, 'layout')} fits in memory{enough}")
+        if cost is not None:
+            self._say(cost_line(cost))
+
+    def plan(self, plan: Plan, stages: tuple[StageMemory, ...]) -> None:
+        """Print the best layouts, the best one in full, what nearly made it and what was dropped."""
         if plan.best:
             self._console.print()
             self._show(layout_table(plan.best))
@@ -124,13 +159,10 @@ class PlanReport:
             for assumption in plan.assumptions:
                 self._say(f"assumed: {assumption}")
             self._breakdown(plan.best[0], stages)
-        else:
-            enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""
-            self._say(f"none of {count(plan.num_considered, 'layout')} fits in memory{enough}")
         self._near_misses(plan)
         self._dropped(plan)
 
-    def explanation(self, explanation: Explanation) -> None:
+    def explanation(self, explanation: Explanation, cost: TrainingCost | None = None) -> None:
         """Print one layout in full."""
         for reason in explanation.broken:
             self._say(f"breaks a rule: {reason}")
@@ -138,6 +170,8 @@ class PlanReport:
         if planned is None:
             return
         self._show(layout_table([planned]))
+        if cost is not None:
+            self._say(cost_line(cost))
         if explanation.verdict:
             self._console.print()
             self._say(f"{planned.name}: {explanation.verdict}")
@@ -150,8 +184,8 @@ class PlanReport:
         self._say("no layout is better than these in step time, memory and GPUs together:")
         self._show(layout_table(points, show_gpus=True))
 
-    def what_if(self, what_if: WhatIf) -> None:
-        """Print what a change brings."""
+    def what_if(self, what_if: WhatIf, cost: TrainingCost | None = None) -> None:
+        """Print what a change brings, and what the training takes after it."""
         self._console.print()
         self._say(f"what if {what_if.text}:")
         before, after = what_if.before.best[:1], what_if.after.best[:1]
@@ -166,6 +200,8 @@ class PlanReport:
         speeds = f"{old.tokens_per_s:,.0f} -> {new.tokens_per_s:,.0f} tokens/s"
         self._say(f"gain: {format_gain(what_if.gain)} ({speeds}), {per_gpu} per GPU")
         self._say(f"change: {changes(old.layout, new.layout)}")
+        if cost is not None:
+            self._say(cost_line(cost))
 
     def _breakdown(self, planned: PlannedLayout, stages: tuple[StageMemory, ...]) -> None:
         low, high = planned.step_interval_s
