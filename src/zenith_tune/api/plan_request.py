@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
+from zenith_tune.describe.cluster_catalog import LOCAL, catalog_cluster, load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
+from zenith_tune.describe.gpu_catalog import find_gpu
 from zenith_tune.describe.job_spec import DISPATCHERS, PRECISIONS, JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
@@ -17,12 +18,14 @@ from zenith_tune.describe.topology import read_topology, tensor_reason, with_top
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout, parse_layout, parse_values
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.cost import Prices
 from zenith_tune.planner.limits import IMBALANCE, MAX_BATCH, MAX_SEQ, MOST_IMBALANCE, RISK
 from zenith_tune.presets.formats import ONE_EACH, format_named
 
 if TYPE_CHECKING:
     # Imported where they are needed: a mistake is reported without them.
     from zenith_tune.estimates.calibration import Calibration
+    from zenith_tune.planner.comparison import ClusterComparison
     from zenith_tune.planner.plan import Plan
     from zenith_tune.planner.planner import Planner
     from zenith_tune.planner.what_if import WhatIf
@@ -46,6 +49,8 @@ class PlanRequest:
     """A warning about the calibration; empty where there is none."""
     tensor_reason: str = ""
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
+    is_least: bool = False
+    """Whether the cluster has the least number of GPUs that fit, for want of a number."""
     may_leave_island: bool = False
     """Whether larger sizes of tensor parallelism than NVLink joins are planned where nothing else fits."""
 
@@ -62,6 +67,12 @@ class PlanRequest:
         reason = f"{known}nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
         space = replace(self.space, max_tp=type(self.space)().max_tp)
         return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
+
+    def on_least_gpus(self) -> Self:
+        """Take the least number of GPUs that a layout fits on; a whole node where none is found."""
+        least = self.planner().least_gpus(self.global_batch, space=self.space, risk=self.risk)
+        number = least or self.cluster.gpus_per_node
+        return replace(self, cluster=catalog_cluster(self.cluster.gpu.name, number), is_least=least is not None)
 
     def planner(self) -> Planner:
         from zenith_tune.planner.planner import Planner
@@ -110,6 +121,19 @@ class PlanResult:
         return bool(self.plan.best or (self.what_if is not None and self.what_if.fits))
 
 
+def compared(
+    requests: Sequence[PlanRequest], *, tokens: float | str | None = None, price: Prices = None
+) -> ClusterComparison:
+    """Plan one job on several clusters, and compare what so many tokens take."""
+    from zenith_tune.planner.comparison import ClusterComparison
+
+    if len({request.cluster for request in requests}) < 2:
+        problem = "a comparison needs at least two different clusters"
+        raise UsageError(problem, hint="write e.g. h100x64,h200x64")
+    plans = tuple(request.planned(top=1).plan for request in requests)
+    return ClusterComparison(plans=plans, costs=tuple(plan.cost(tokens, price=price) for plan in plans))
+
+
 def read_request(
     model: ModelSpec | str | Path | None,
     cluster: ClusterSpec | str | Path,
@@ -129,8 +153,12 @@ def read_request(
     topology: str | Path | None = None,
     calibration: Calibration | str | Path | None = None,
     emit: str | None = None,
+    takes_kind: bool = False,
 ) -> PlanRequest:
-    """Return what these names and numbers, as on the command line, ask for; `module` takes the place of a model."""
+    """Return what these names and numbers, as on the command line, ask for; `module` takes the place of a model.
+
+    With `takes_kind` a kind of GPU is a cluster of as many as it takes.
+    """
     _refuse_numbers(gbs, seq, imbalance, risk, has_module=module is not None)
     for kind, name, known in (("precision", precision, PRECISIONS), ("dispatcher", dispatcher, DISPATCHERS)):
         if name not in known:
@@ -141,7 +169,8 @@ def read_request(
     limits = {name: size for name, size in (max_sizes or {}).items() if size is not None}
     searched = SearchSpace.named(space, max_sizes=limits, pinned=pinned)
     runs_it = _framework(framework, emit, has_module=module is not None)
-    machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster), gpus)
+    is_kind = takes_kind and gpus is None and isinstance(cluster, str) and find_gpu(cluster) is not None
+    machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster), 1 if is_kind else gpus)
     if module:
         from zenith_tune.presets.own_module import traced_model
 
@@ -183,7 +212,8 @@ def read_request(
     is_local = isinstance(cluster, str) and cluster.strip().lower() == LOCAL
     request = _linked(request, None if topology is None else Path(topology), is_local=is_local)
     is_given = "tp" in limits or "tp" in request.space.pinned
-    return request if is_given else request.within_island(emit)
+    bounded = request if is_given else request.within_island(emit)
+    return bounded.on_least_gpus() if is_kind else bounded
 
 
 def _refuse_numbers(gbs: int, seq: int | None, imbalance: float, risk: float, *, has_module: bool) -> None:

@@ -36,6 +36,7 @@ from zenith_tune.planner.cost import parse_prices, parse_tokens
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
 from zenith_tune.presets.formats import FORMATS
 from zenith_tune.tuning.options import JOB, SEARCH
+from zenith_tune.units import count
 
 if TYPE_CHECKING:
     from zenith_tune.api.plan_request import PlanRequest
@@ -65,19 +66,6 @@ def read_options(options: Options) -> PlanRequest:
     if options["tokens"] is not None:
         parse_tokens(options["tokens"])
     parse_prices(options["price"])
-    same = (
-        "gpus",
-        "gbs",
-        "seq",
-        "module",
-        "framework",
-        "precision",
-        "dispatcher",
-        "imbalance",
-        "space",
-        "risk",
-        "topology",
-    )
     request = read_request(
         options["model"],
         options["cluster"],
@@ -85,6 +73,7 @@ def read_options(options: Options) -> PlanRequest:
         max_sizes={name: options[f"max_{name}"] for name in BOUNDED},
         calibration=options["calibration"],
         emit=options["emit"],
+        takes_kind=options["explain"] is None,
         **{name: options[name] for name in OF_A_REQUEST},
     )
     if request.warning:
@@ -97,18 +86,24 @@ def _refuse_contradictions(options: Options) -> None:
         raise UsageError("--output is where --emit writes", hint="give --emit too, or leave it out")
     if options["module"] is not None and options["model"] is not None:
         raise UsageError("--module and --model are both the model to plan for", hint="leave one of them out")
+    for name in NOT_COMPARED if options["compare"] is not None else ():
+        if options[name]:
+            problem = f"--{name.replace('_', '-')} is about one cluster and --compare about several"
+            raise UsageError(problem, hint="leave one of them out")
     if options["explain"] is None:
         return
-    for name in ("pareto", "what_if", "pinned"):
+    for name in ("pareto", "what_if", "longest", "pinned"):
         if options[name]:
             option = "--fix" if name == "pinned" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is about all layouts and --explain about one", hint="leave one of them out")
 
 
-OF_THE_JOB = ("model", "gbs", "seq")
+OF_THE_JOB = ("model", "cluster", "gbs", "seq")
 """What a plan must be given, unless a training command says it."""
 OF_A_MODULE = ("model", "seq")
 """What of it a module says, or the inputs that come with it."""
+NOT_COMPARED = ("explain", "what_if", "pareto", "longest", "emit", "html", "probe")
+"""What is about one cluster."""
 PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", "debug", "command")
 """What a plan with --probe takes; all else the command says."""
 
@@ -128,8 +123,8 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @grouped_option("--model", metavar="NAME|PATH", group=JOB, help="A model of the catalog, or its config.json.")
 @grouped_option("--module", metavar="FILE.py:BUILD", group=JOB,
                 help="A callable that returns your own nn.Module. Needs torch.")  # fmt: skip
-@grouped_option("--cluster", required=True, metavar="NAME|PATH", group=JOB,
-                help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")  # fmt: skip
+@grouped_option("--cluster", metavar="NAME|PATH", group=JOB,
+                help="GPUs, e.g. h100x64 or 8xH200; local; a file; or h100, for as few as fit.")  # fmt: skip
 @grouped_option("--gpus", type=COUNT, metavar="N", group=JOB, help="How many, where --cluster is a kind of GPU.")
 @grouped_option("--gbs", type=BATCH, metavar="N", group=JOB, help="Global batch, in samples.")
 @grouped_option("--seq", type=SEQUENCE, metavar="N", group=JOB, help="Sequence length.")
@@ -146,6 +141,9 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @grouped_option("--tokens", metavar="N", group=QUESTIONS, help="What so many tokens take, e.g. 300B or 1T.")
 @grouped_option("--price", metavar="USD|GPU=USD,...", group=QUESTIONS,
                 help="Price of a GPU-hour. [default: a public one]")  # fmt: skip
+@grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS,
+                help="Which is fastest and which cheapest, e.g. h100x64,h200x64,gb200x72.")  # fmt: skip
+@grouped_option("--longest", is_flag=True, group=QUESTIONS, help="Find the longest sequence that fits.")
 @grouped_option("--explain", metavar="LAYOUT", group=QUESTIONS,
                 help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")  # fmt: skip
 @grouped_option("--what-if", metavar="K=V,...", group=QUESTIONS,
@@ -193,8 +191,11 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     if command:
         raise UsageError("a training command is what --probe runs", hint="give --probe K, or leave the command out")
     for name in OF_THE_JOB:
-        if options[name] is None and not (options["module"] and name in OF_A_MODULE):
+        is_known = (options["module"] and name in OF_A_MODULE) or (options["compare"] and name == "cluster")
+        if options[name] is None and not is_known:
             raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
+    if options["compare"] is not None:
+        return _compare(options)
     request = read_options(options)
     return _explain(request, options) if options["explain"] is not None else _plan(request, options)
 
@@ -218,7 +219,9 @@ def _plan(request: PlanRequest, options: Options) -> int:
     request, planner, plan, what_if = found.request, found.planner, found.plan, found.what_if
     bounds: Options = {"space": request.space, "risk": request.risk}
     points = planner.pareto(request.global_batch, **bounds) if options["pareto"] else None
-    enough = None if plan.best else planner.enough_gpus(request.global_batch, **bounds)
+    above = plan.cluster.num_gpus
+    enough = None if plan.best else planner.least_gpus(request.global_batch, above=above, **bounds)
+    longest = planner.longest_seq(request.global_batch, **bounds) if options["longest"] else None
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
     best, gpu = plan.best[0] if plan.best else None, plan.cluster.gpu.name
     cost = _cost(best, gpu, options)
@@ -230,10 +233,18 @@ def _plan(request: PlanRequest, options: Options) -> int:
 
         shown = what_if_object(what_if, cost, after) if what_if else plan_object(plan, enough, cost)
         pareto = {} if points is None else {"pareto": [planned_object(point) for point in points]}
-        _print_json({**shown, **pareto}, request, emission)
+        least = {"least_gpus": above} if request.is_least else {}
+        longest_seq = {"longest_seq_len": longest} if options["longest"] else {}
+        _print_json({**shown, **least, **longest_seq, **pareto}, request, emission)
     else:
         report = _report(request, options)
         report.answer(plan, cost, enough)
+        if request.is_least:
+            report.say(f"it takes {count(above, 'GPU')}: no layout fits on fewer")
+        if options["longest"]:
+            report.say(
+                f"sequences of up to {longest:,} tokens fit" if longest else "no sequence is short enough to fit"
+            )
         if what_if is not None:
             report.what_if(what_if, after)
         _print(emission, options)
@@ -241,6 +252,25 @@ def _plan(request: PlanRequest, options: Options) -> int:
         if points is not None:
             report.pareto(points)
     return 0 if found.fits else 1
+
+
+def _compare(options: Options) -> int:
+    from zenith_tune.api.plan_request import compared
+
+    names = [name for name in (options["cluster"], *options["compare"].split(",")) if name]
+    requests = [read_options({**options, "cluster": name}) for name in dict.fromkeys(names)]
+    found = compared(requests, tokens=options["tokens"], price=options["price"])
+    if options["as_json"]:
+        from zenith_tune.report.plan.json import comparison_object
+
+        echo_json(comparison_object(found))
+    else:
+        from rich.console import Console
+
+        from zenith_tune.report.plan.text import PlanReport
+
+        PlanReport(Console(highlight=False)).comparison(found)
+    return 0 if found.fastest is not None else 1
 
 
 def _cost(planned: PlannedLayout | None, gpu: str, options: Options) -> TrainingCost | None:

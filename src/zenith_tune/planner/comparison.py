@@ -25,12 +25,18 @@ class ClusterComparison:
     @property
     def cheapest(self) -> Plan | None:
         """The plan whose tokens cost least, of those with a known price."""
-        pairs = zip(self.plans, self.costs, strict=True)
-        priced = [(cost.dollars, plan) for plan, cost in pairs if cost is not None and cost.dollars is not None]
-        return min(priced, key=lambda pair: pair[0])[1] if priced else None
+        return self._cheapest[1] if self._cheapest else None
 
     @property
-    def unpriced(self) -> list[str]:
-        """GPUs that have no known price."""
+    def cheapest_below(self) -> dict[str, float]:
+        """Clusters without a known price, and the price of a GPU-hour below which each would be the cheapest."""
+        if self._cheapest is None:
+            return {}
+        pairs = [(plan, cost) for plan, cost in zip(self.plans, self.costs, strict=True) if cost is not None]
+        return {plan.cluster.name: self._cheapest[0] / cost.gpu_hours for plan, cost in pairs if cost.price is None}
+
+    @property
+    def _cheapest(self) -> tuple[float, Plan] | None:
         pairs = zip(self.plans, self.costs, strict=True)
-        return list(dict.fromkeys(plan.cluster.gpu.name for plan, cost in pairs if cost and cost.price is None))
+        priced = [(cost.dollars, plan) for plan, cost in pairs if cost is not None and cost.dollars is not None]
+        return min(priced, key=lambda pair: pair[0], default=None)

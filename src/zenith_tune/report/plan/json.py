@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zenith_tune import __version__
 from zenith_tune.layouts.layout import Layout
+from zenith_tune.planner.comparison import ClusterComparison
 from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import Explanation
 from zenith_tune.planner.plan import Plan, PlannedLayout
@@ -57,6 +58,24 @@ def cost_object(cost: TrainingCost) -> Json:
     hours = {"gpu_hours": cost.gpu_hours, "usd_per_gpu_hour": cost.price, "price_is_public": cost.is_public}
     times = {"seconds": cost.seconds, "interval_90_s": list(cost.interval_s), "days": cost.days}
     return {"tokens": cost.tokens, **times, **hours, "usd": cost.dollars}
+
+
+def comparison_object(found: ClusterComparison) -> Json:
+    """Return the plans on several clusters, each with its best layout alone, as a plain object."""
+    pairs = zip(found.plans, found.costs, strict=True)
+    return {
+        "compared": [
+            {
+                **_situation(plan),
+                "best": planned_object(plan.best[0]) if plan.best else None,
+                "cost": cost_object(cost) if cost is not None else None,
+            }
+            for plan, cost in pairs
+        ],
+        "fastest": found.fastest.cluster.name if found.fastest else None,
+        "cheapest": found.cheapest.cluster.name if found.cheapest else None,
+        "cheapest_below_usd_per_gpu_hour": found.cheapest_below,
+    }
 
 
 def planned_object(planned: PlannedLayout) -> Json:
