@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import zenith_tune
@@ -19,12 +21,12 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
 
 @pytest.mark.parametrize(("model", "batch", "least"), [("llama3-8b", 64, 2), ("llama3-70b", 512, 24)])
 def test_a_kind_of_gpu_alone_is_planned_on_as_few_as_fit(model: str, batch: int, least: int, plan: Plan) -> None:
-    job = {"gbs": batch, "seq": 8192, "top": 1}
-    found = zenith_tune.plan(model, "h100", **job)  # type: ignore[arg-type]
+    job: dict[str, Any] = {"gbs": batch, "seq": 8192, "top": 1}
+    found = zenith_tune.plan(model, "h100", **job)
     assert found.cluster.num_gpus == least and found.best
     assert least >= STATES * found.model.num_params / (79.11 * GIB)
     fewer = least // 2 if least <= 8 else least - 8
-    assert not zenith_tune.plan(model, f"h100x{fewer}", max_tp=8, **job).best  # type: ignore[arg-type]
+    assert not zenith_tune.plan(model, f"h100x{fewer}", max_tp=8, **job).best
     words = ("--model", model, "--cluster", "h100", "--gbs", str(batch), "--seq", "8192")
     assert as_json(plan(*words, "--json"))["least_gpus"] == least
     assert f"takes {least} GPUs" in plan(*words).out

@@ -9,6 +9,7 @@ import pytest
 
 from tests.mentions import mentions
 from tests.planner.planners import planner
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout, parse_values

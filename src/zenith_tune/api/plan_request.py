@@ -20,6 +20,7 @@ from zenith_tune.layouts.layout import Layout, parse_layout, parse_values
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.cost import Prices
 from zenith_tune.planner.limits import IMBALANCE, MAX_BATCH, MAX_SEQ, MOST_IMBALANCE, RISK
+from zenith_tune.planner.training_way import TrainingWay
 from zenith_tune.presets.formats import ONE_EACH, format_named
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     from zenith_tune.planner.comparison import ClusterComparison
     from zenith_tune.planner.plan import Plan
     from zenith_tune.planner.planner import Planner
+    from zenith_tune.planner.ways_out import WayOut
     from zenith_tune.planner.what_if import WhatIf
 
 OWN_FRAMEWORK = "fsdp"
-"""What a module of the user's own is planned for where nothing else is given: it takes any module."""
+"""What a module of the user's own is planned for where nothing else is given, and adapters: it takes any module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,17 @@ class PlanResult:
     """The plan next to one with changes, where that was asked for."""
 
     @property
+    def ways_out(self) -> tuple[WayOut, ...]:
+        """Ways to train on these GPUs, where no layout fits."""
+        from zenith_tune.planner.planner import Planner
+        from zenith_tune.planner.ways_out import ways_out
+
+        if self.plan.best:
+            return ()
+        whole = replace(self.request.model, trained_share=1.0)
+        return ways_out(Planner(whole, self.request.cluster, self.request.job), risk=self.request.risk)
+
+    @property
     def fits(self) -> bool:
         """Whether any layout fits, of the job as it is or as it was changed."""
         return bool(self.plan.best or (self.what_if is not None and self.what_if.fits))
@@ -143,6 +156,11 @@ def read_request(
     gpus: int | None = None,
     module: str | None = None,
     framework: FrameworkSpec | str | None = None,
+    lora: bool = False,
+    qlora: bool = False,
+    optimizer: str = "adam",
+    offload: bool = False,
+    reference: bool = False,
     precision: str = "bf16",
     dispatcher: str = "alltoall",
     imbalance: float = IMBALANCE,
@@ -168,7 +186,10 @@ def read_request(
     pinned = parse_values(fix, what="--fix") if fix is not None else {}
     limits = {name: size for name, size in (max_sizes or {}).items() if size is not None}
     searched = SearchSpace.named(space, max_sizes=limits, pinned=pinned)
-    runs_it = _framework(framework, emit, has_module=module is not None)
+    way = TrainingWay(lora=lora, qlora=qlora, optimizer=optimizer, offload=offload)
+    if emit is not None and not way.is_plain:
+        raise UsageError(f"--emit writes plain training, but got {way.options}", hint="leave one of them out")
+    runs_it = _framework(framework, emit, is_own=module is not None or not way.is_plain)
     is_kind = takes_kind and gpus is None and isinstance(cluster, str) and find_gpu(cluster) is not None
     machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster), 1 if is_kind else gpus)
     if module:
@@ -193,11 +214,13 @@ def read_request(
         what = f"{calibration if isinstance(calibration, str | Path) else 'the calibration'} was fitted to runs"
         warning = f"{what} of {fitted.framework}, but the plan is for {runs_it.name}: its figures may be off"
     request = PlanRequest(
-        model=spec,
+        model=way.trained(spec),
         cluster=machines,
         job=JobSpec(
             seq_len=seq_len,
-            framework=runs_it,
+            framework=way.states(runs_it, spec),
+            way=way.name,
+            reference=reference,
             precision=precision,
             dispatcher=dispatcher,
             gathers_fp8=precision == "fp8",  # as --emit writes it
@@ -229,9 +252,9 @@ def _refuse_numbers(gbs: int, seq: int | None, imbalance: float, risk: float, *,
         raise UsageError(f"risk must be above 0 and at most 1, but got {risk!r}", hint="give a probability")
 
 
-def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, has_module: bool) -> FrameworkSpec:
+def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, is_own: bool) -> FrameworkSpec:
     known = format_named(emit).frameworks if emit is not None else ("megatron", OWN_FRAMEWORK)
-    usual = OWN_FRAMEWORK if has_module and OWN_FRAMEWORK in known else known[0]
+    usual = OWN_FRAMEWORK if is_own and OWN_FRAMEWORK in known else known[0]
     found = framework if isinstance(framework, FrameworkSpec) else load_framework(framework or usual)
     if emit is not None:
         format_named(emit).refuse_framework(found.name)

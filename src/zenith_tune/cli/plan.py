@@ -34,6 +34,7 @@ from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.cost import parse_prices, parse_tokens
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
+from zenith_tune.planner.training_way import OPTIMIZERS
 from zenith_tune.presets.formats import FORMATS
 from zenith_tune.tuning.options import JOB, SEARCH
 from zenith_tune.units import count
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 BOUNDED = ("tp", "pp", "cp", "mbs")
 OF_A_REQUEST = (
     *("gpus", "gbs", "seq", "module", "framework", "precision", "dispatcher", "imbalance"),
+    *("lora", "qlora", "optimizer", "offload", "reference"),
     *("space", "risk", "topology"),
 )
 """Options that a request has by the same names."""
@@ -132,6 +134,13 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
                 help="What runs it. [default: megatron, or what --emit is for]")  # fmt: skip
 @grouped_option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, group=JOB,
                 help="Of matrix work.")  # fmt: skip
+@grouped_option("--lora", is_flag=True, group=JOB, help="Train adapters of rank 16 on a model in bf16.")
+@grouped_option("--qlora", is_flag=True, group=JOB, help="Train adapters of rank 16 on a model in 4 bits.")
+@grouped_option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True, group=JOB,
+                help="8bit: moments of a byte each; bf16: no master copy.")  # fmt: skip
+@grouped_option("--offload", is_flag=True, group=JOB, help="Keep the optimizer in the host's memory.")
+@grouped_option("--reference", is_flag=True, group=JOB,
+                help="Also run a frozen copy of the model, as DPO, KTO and GRPO do.")  # fmt: skip
 @topology_option(": TP stays where NVLink joins its GPUs")
 @grouped_option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True, group=JOB,
                 is_rare=True, help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
@@ -231,14 +240,14 @@ def _plan(request: PlanRequest, options: Options) -> int:
     if options["as_json"]:
         from zenith_tune.report.plan.json import plan_object, planned_object, what_if_object
 
-        shown = what_if_object(what_if, cost, after) if what_if else plan_object(plan, enough, cost)
+        shown = what_if_object(what_if, cost, after) if what_if else plan_object(plan, enough, cost, found.ways_out)
         pareto = {} if points is None else {"pareto": [planned_object(point) for point in points]}
         least = {"least_gpus": above} if request.is_least else {}
         longest_seq = {"longest_seq_len": longest} if options["longest"] else {}
         _print_json({**shown, **least, **longest_seq, **pareto}, request, emission)
     else:
         report = _report(request, options)
-        report.answer(plan, cost, enough)
+        report.answer(plan, cost, enough, found.ways_out)
         if request.is_least:
             report.say(f"it takes {count(above, 'GPU')}: no layout fits on fewer")
         if options["longest"]:

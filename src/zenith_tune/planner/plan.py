@@ -13,6 +13,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.planner.cost import PER_TOKENS, Prices, TrainingCost, training_cost
+from zenith_tune.planner.training_way import LORA_RANK
 from zenith_tune.units import GIB, count, format_bytes, format_seconds
 
 PRESSURE = "memory"
@@ -26,12 +27,13 @@ CAUSES = {
     "bubble": "PP bubble",
     "p2p": "PP p2p",
     "dp": "DP",
+    "reference": "reference model",
     "optimizer": "optimizer",
     "overhead": "overhead",
     PRESSURE: "memory (nearly full)",
 }
 """Display names of the parts of a step; recomputation is time paid for memory."""
-SHORT = {"recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
+SHORT = {"reference": "reference", "recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
 """Short display names, where they differ."""
 
 
@@ -161,6 +163,13 @@ TRACED = (
     "names what they would split), and take the time of their parameters' products"
 )
 """Assumption about a model whose blocks were traced, not described by a config."""
+HOST = "the host updates the weights of a node's GPUs in 1.5 s per billion, which may be half or twice as much"
+"""Assumption about an optimizer in the host's memory."""
+ADAPTED = "adapters of rank {} on all matrices of dense layers"
+"""Assumption about LoRA and QLoRA."""
+UNPACKED = "; the time to unpack weights of 4 bits is not counted"
+REFERENCE = "the reference model runs forward on every sequence, and the batch counts sequences: a pair of DPO is two"
+"""Assumption about a frozen copy; adapters that are switched off need none."""
 NARROW = {
     True: "in {} inputs of products are kept in 8 bits and gradients in fp32; weights are kept as --fp8-param-gather "
     "does with fp8, else in bf16 with cached copies of 2 bytes a parameter",
@@ -234,6 +243,12 @@ class Plan:
             found.append(f"{UNEVEN.format(self.job.imbalance)} (--imbalance)")
         if self.model.traced is not None:
             found.append(TRACED)
+        if self.job.framework.host_bytes:
+            found.append(HOST)
+        if "LoRA" in self.job.way:
+            found.append(ADAPTED.format(LORA_RANK) + UNPACKED * ("QLoRA" in self.job.way))
+        if self.job.reference:
+            found.append(REFERENCE)
         if self.job.precision not in WIDE:
             found.append(NARROW[bool(self.job.framework.narrow_input_bytes)].format(self.job.precision))
         return tuple(found)

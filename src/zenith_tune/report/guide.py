@@ -8,8 +8,8 @@ from dataclasses import asdict
 from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
-from zenith_tune.planner.ways_out import TITLE, WayOut
-from zenith_tune.report.plan.json import planned_object
+from zenith_tune.planner.ways_out import TITLE
+from zenith_tune.report.plan.json import planned_object, way_out_object
 from zenith_tune.study.files import Json
 from zenith_tune.units import format_gain
 
@@ -69,21 +69,6 @@ def comparison_object(found: GuideComparison) -> Json:
         "change": found.change or None,
         "reasons": found.reasons,
         "ways_out": [way_out_object(way) for way in found.ways_out],
-    }
-
-
-def way_out_object(way: WayOut) -> Json:
-    """Return one way as a plain object; its time is not estimated."""
-    planned = way.planned
-    return {
-        "name": way.name,
-        "how": way.how,
-        "fits": way.fits,
-        "memory_bytes": planned.memory_bytes,
-        "capacity_bytes": planned.capacity_bytes,
-        "oom_probability": planned.oom_probability,
-        "recompute": planned.layout.recompute,
-        "host_bytes": way.host_bytes,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import Explanation
 from zenith_tune.planner.plan import Plan, PlannedLayout
 from zenith_tune.planner.planner import Planner
+from zenith_tune.planner.ways_out import WayOut
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.report.trial_digest import best_layout_object, finite
 from zenith_tune.study.files import Json
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
     from zenith_tune.presets.emission import Emission
 
 
-def plan_object(plan: Plan, enough_gpus: int | None = None, cost: TrainingCost | None = None) -> Json:
+def plan_object(
+    plan: Plan,
+    enough_gpus: int | None = None,
+    cost: TrainingCost | None = None,
+    ways: Iterable[WayOut] = (),
+) -> Json:
     """Return a plan as a plain object; `enough_gpus` is how many would do where nothing fits."""
     return {
         **_situation(plan),
@@ -36,6 +43,7 @@ def plan_object(plan: Plan, enough_gpus: int | None = None, cost: TrainingCost |
         ],
         "left_out": list(plan.left_out),
         "enough_gpus": enough_gpus,
+        "ways_out": [way_out_object(way) for way in ways],
         "best": [planned_object(planned) for planned in plan.best],
         "assumptions": list(plan.assumptions),
         "num_tied": plan.num_tied,
@@ -149,9 +157,27 @@ def _situation(plan: Plan) -> Json:
         "memory_bytes_per_gpu": plan.cluster.gpu.memory_bytes,
         "framework": plan.job.framework.name,
         "precision": plan.job.precision,
+        **({"way": plan.job.way} if plan.job.way else {}),
+        **({"reference": True} if plan.job.reference else {}),
         **({"dispatcher": plan.job.dispatcher} if plan.model.num_experts else {}),
         "seq_len": plan.job.seq_len,
         "global_batch": plan.global_batch,
+    }
+
+
+def way_out_object(way: WayOut) -> Json:
+    """Return one way as a plain object."""
+    planned = way.planned
+    return {
+        "name": way.name,
+        "how": way.how,
+        "options": way.options,
+        "fits": way.fits,
+        "memory_bytes": planned.memory_bytes,
+        "capacity_bytes": planned.capacity_bytes,
+        "oom_probability": planned.oom_probability,
+        "recompute": planned.layout.recompute,
+        "host_bytes": way.host_bytes,
     }
 
 

@@ -19,6 +19,7 @@ from zenith_tune.planner.comparison import ClusterComparison
 from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import LEAST_GAIN, Explanation, StageMemory, Step
 from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, changes
+from zenith_tune.planner.ways_out import TITLE, WayOut
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.presets.emission import Emission
 from zenith_tune.study.files import write_output
@@ -157,7 +158,13 @@ class PlanReport:
         self._console = console if console.is_terminal else Console(file=console.file, width=MAX_WIDTH)
         self._width = min(self._console.width, MAX_WIDTH)
 
-    def answer(self, plan: Plan, cost: TrainingCost | None = None, enough_gpus: int | None = None) -> None:
+    def answer(
+        self,
+        plan: Plan,
+        cost: TrainingCost | None = None,
+        enough_gpus: int | None = None,
+        ways: Iterable[WayOut] = (),
+    ) -> None:
         """Print the best layout and what its training takes, or what would do where nothing fits."""
         self.say(_title(plan))
         if plan.best:
@@ -165,6 +172,9 @@ class PlanReport:
         else:
             enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""
             self.say(f"none of {count(plan.num_considered, 'layout')} fits in memory{enough}")
+            self.say(TITLE)
+            for way in ways:
+                self.say(f"  {way.line}")
         if cost is not None:
             self.say(cost_line(cost))
 
@@ -328,6 +338,7 @@ def _title(plan: Plan) -> str:
 def _job_title(plan: Plan, where: str = "") -> str:
     size = f"{plan.model.num_params / 1e9:.1f}B parameters"
     job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}, {plan.job.framework.name}"
+    job += "".join(f", {each}" for each in (plan.job.way, "reference model" * plan.job.reference) if each)
     return f"{plan.model.name} ({size}){where}: {job}"
 
 
