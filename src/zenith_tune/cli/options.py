@@ -20,6 +20,8 @@ from zenith_tune.tuning.options import BUDGET, JOB, OUTPUT, PLACE, SEARCH, TuneO
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
     from zenith_tune.estimates.calibration import Calibration
+    from zenith_tune.planner.cost import TrainingCost
+    from zenith_tune.planner.plan import PlannedLayout
 
 Options = dict[str, Any]
 
@@ -182,6 +184,28 @@ def calibration_option(of: str = "fitted to measured runs") -> Callable[[FC], FC
 def args_option(help: str) -> Callable[[FC], FC]:
     """Declare --args, the arguments of a preset."""
     return click.option("--args", "args", metavar="K=V,...", multiple=True, help=help)
+
+
+def cost_options(command: FC) -> FC:
+    """Add --tokens and --price."""
+    how: Options = {"metavar": "USD|GPU=USD,...", "help": "Price of a GPU-hour. [default: a public one]"}
+    priced = grouped_option("--price", group=QUESTIONS, **how)(command)
+    return grouped_option("--tokens", metavar="N", group=QUESTIONS, help="What so many take, e.g. 300B or 1T.")(priced)
+
+
+def refuse_costs(options: Options) -> None:
+    """Refuse values of --tokens and --price that are none before the planner is loaded."""
+    from zenith_tune.planner.cost import parse_prices, parse_tokens
+
+    if options["tokens"] is not None:
+        parse_tokens(options["tokens"])
+    parse_prices(options["price"])
+
+
+def cost_of(planned: PlannedLayout | None, gpu: str, options: Options) -> TrainingCost | None:
+    """Return what the training takes with a layout, where that was asked."""
+    is_asked = options["tokens"] is not None or options["price"] is not None
+    return planned.cost(gpu, options["tokens"], options["price"]) if planned is not None and is_asked else None
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

@@ -18,12 +18,15 @@ from zenith_tune.cli.options import (
     GroupedCommand,
     Options,
     calibration_option,
+    cost_of,
+    cost_options,
     debug_option,
     echo_json,
     grouped_option,
     help_all_option,
     json_option,
     path_option,
+    refuse_costs,
     refuse_file,
     risk_option,
     topology_option,
@@ -32,7 +35,6 @@ from zenith_tune.cli.options import (
 from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.cost import parse_prices, parse_tokens
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
 from zenith_tune.planner.training_way import OPTIMIZERS
 from zenith_tune.presets.formats import FORMATS
@@ -42,8 +44,7 @@ from zenith_tune.units import count
 if TYPE_CHECKING:
     from zenith_tune.api.plan_request import PlanRequest
     from zenith_tune.layouts.layout import Layout
-    from zenith_tune.planner.cost import TrainingCost
-    from zenith_tune.planner.plan import Plan, PlannedLayout
+    from zenith_tune.planner.plan import Plan
     from zenith_tune.planner.planner import Planner
     from zenith_tune.presets.emission import Emission
     from zenith_tune.report.plan.text import PlanReport
@@ -65,9 +66,7 @@ def read_options(options: Options) -> PlanRequest:
     _refuse_contradictions(options)
     if options["what_if"] is not None:
         parse_changes(options["what_if"])
-    if options["tokens"] is not None:
-        parse_tokens(options["tokens"])
-    parse_prices(options["price"])
+    refuse_costs(options)
     request = read_request(
         options["model"],
         options["cluster"],
@@ -147,9 +146,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @grouped_option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE, group=JOB,
                 is_rare=True, show_default=True,
                 help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
-@grouped_option("--tokens", metavar="N", group=QUESTIONS, help="What so many tokens take, e.g. 300B or 1T.")
-@grouped_option("--price", metavar="USD|GPU=USD,...", group=QUESTIONS,
-                help="Price of a GPU-hour. [default: a public one]")  # fmt: skip
+@cost_options
 @grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS,
                 help="Which is fastest and which cheapest, e.g. h100x64,h200x64,gb200x72.")  # fmt: skip
 @grouped_option("--longest", is_flag=True, group=QUESTIONS, help="Find the longest sequence that fits.")
@@ -233,8 +230,8 @@ def _plan(request: PlanRequest, options: Options) -> int:
     longest = planner.longest_seq(request.global_batch, **bounds) if options["longest"] else None
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
     best, gpu = plan.best[0] if plan.best else None, plan.cluster.gpu.name
-    cost = _cost(best, gpu, options)
-    after = _cost(what_if.after.best[0], gpu, options) if what_if and what_if.after.best else None
+    cost = cost_of(best, gpu, options)
+    after = cost_of(what_if.after.best[0], gpu, options) if what_if and what_if.after.best else None
     if options["html"] is not None:
         _write_page(planner, plan, enough, emission, options)
     if options["as_json"]:
@@ -282,12 +279,6 @@ def _compare(options: Options) -> int:
     return 0 if found.fastest is not None else 1
 
 
-def _cost(planned: PlannedLayout | None, gpu: str, options: Options) -> TrainingCost | None:
-    """Return what the training takes with a layout, where that was asked."""
-    is_asked = options["tokens"] is not None or options["price"] is not None
-    return planned.cost(gpu, options["tokens"], options["price"]) if planned is not None and is_asked else None
-
-
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
     from zenith_tune.presets.formats import default_format
     from zenith_tune.report.html.page import render_page
@@ -310,7 +301,7 @@ def _explain(request: PlanRequest, options: Options) -> int:
     planner = request.planner()
     explanation = planner.explain(layout, space=request.space, risk=request.risk)
     emission = None if explanation.broken else _emission(planner, layout, options)
-    cost = _cost(explanation.planned, request.cluster.gpu.name, options)
+    cost = cost_of(explanation.planned, request.cluster.gpu.name, options)
     if options["as_json"]:
         _print_json(explanation_object(explanation, cost), request, emission)
     else:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zenith_tune.describe.gpu_catalog import gpu_name, public_price
+from zenith_tune.describe.gpu_catalog import PRICES_OF, gpu_name, public_price
 from zenith_tune.errors import UsageError
 from zenith_tune.registry import parse_pairs
 from zenith_tune.study.budget import refuse_price
+from zenith_tune.units import format_days, format_dollars, format_gpu_hours, format_tokens
 
 Prices = float | Mapping[str, float] | str | None
 """Dollars for a GPU-hour: one price, or one for each kind of GPU; None takes public ones."""
@@ -91,6 +92,17 @@ class TrainingCost:
     @property
     def dollars(self) -> float | None:
         return None if self.price is None else self.gpu_hours * self.price
+
+    @property
+    def line(self) -> str:
+        low, high = (format_days(end) for end in self.interval_s)
+        time = f"{format_days(self.seconds)} ({low.removesuffix(' days')} to {high}, 90%)"
+        if self.price is None or self.dollars is None:
+            money = f"no public price of {self.gpu} is known: give --price"
+        else:
+            public = f", public price of {PRICES_OF}" if self.is_public else ""
+            money = f"{format_dollars(self.dollars)} ({format_dollars(self.price)} a GPU-hour{public})"
+        return f"{format_tokens(self.tokens)} tokens: {time}, {format_gpu_hours(self.gpu_hours)}, {money}"
 
 
 def training_cost(

@@ -134,18 +134,6 @@ def _cells(planned: PlannedLayout) -> list[Text]:
     ]
 
 
-def cost_line(cost: TrainingCost) -> str:
-    """Return what a training takes, in a line."""
-    low, high = (format_days(end) for end in cost.interval_s)
-    time = f"{format_days(cost.seconds)} ({low.removesuffix(' days')} to {high}, 90%)"
-    if cost.price is None or cost.dollars is None:
-        money = f"no public price of {cost.gpu} is known: give --price"
-    else:
-        public = f", public price of {PRICES_OF}" if cost.is_public else ""
-        money = f"{format_dollars(cost.dollars)} ({format_dollars(cost.price)} a GPU-hour{public})"
-    return f"{format_tokens(cost.tokens)} tokens: {time}, {format_gpu_hours(cost.gpu_hours)}, {money}"
-
-
 MAX_WIDTH = 110
 """Columns that a line has at most; a row of the table goes into them."""
 MAX_PROBLEMS = 8
@@ -176,7 +164,7 @@ class PlanReport:
             for way in ways:
                 self.say(f"  {way.line}")
         if cost is not None:
-            self.say(cost_line(cost))
+            self.say(cost.line)
 
     def plan(self, plan: Plan, stages: tuple[StageMemory, ...]) -> None:
         """Print the best layouts, the best one in full, what nearly made it and what was dropped."""
@@ -201,7 +189,7 @@ class PlanReport:
             return
         self._show(layout_table([planned]))
         if cost is not None:
-            self.say(cost_line(cost))
+            self.say(cost.line)
         if explanation.verdict:
             self._console.print()
             self.say(f"{planned.name}: {explanation.verdict}")
@@ -231,7 +219,7 @@ class PlanReport:
         self.say(f"gain: {format_gain(what_if.gain)} ({speeds}), {per_gpu} per GPU")
         self.say(f"change: {changes(old.layout, new.layout)}")
         if cost is not None:
-            self.say(cost_line(cost))
+            self.say(cost.line)
 
     def comparison(self, found: ClusterComparison) -> None:
         """Print which cluster is fastest and which cheapest, and the best layout on each."""
