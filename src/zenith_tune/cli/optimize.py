@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SCREEN = ("verbose", "quiet", "diff")
 """Options about what is printed."""
-PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", *SCREEN)
-"""Options about where a study is and how it is continued now, which need not be the same the next time."""
+PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", "notify", *SCREEN)
+"""Options about where a study is, how it is continued now and who hears of it: none is kept for the next time."""
 
 
 @click.command(cls=RecordedCommand, short_help="Find the fastest options for a training command by short real trials.")
