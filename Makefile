@@ -14,7 +14,7 @@ export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
-	zenithtune optimize --args cluster=examples/demo/cluster.toml --study-name $$name -- bash examples/demo/train.sh && \
+	zenithtune optimize --cluster examples/demo/cluster.toml --study-name $$name -- bash examples/demo/train.sh && \
 	zenithtune report $$name
 
 # Many tests wait for processes, so that six workers keep two cores busy; compiled modules are kept for all of them.

@@ -37,8 +37,12 @@ def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[list[s
 
 
 def help_of(command: list[str]) -> str:
-    """Return what `zenithtune COMMAND --help` prints on a wide terminal."""
-    return CliRunner().invoke(cli, [*command, "--help"], prog_name="zenithtune", terminal_width=100).output
+    """Return what `zenithtune COMMAND --help` prints on a wide terminal; where there are more options, all of them."""
+    for flag in ("--help-all", "--help"):
+        done = CliRunner().invoke(cli, [*command, flag], prog_name="zenithtune", terminal_width=100)
+        if done.exit_code == 0:
+            break
+    return done.output
 
 
 def main() -> int:

@@ -48,6 +48,12 @@ class Witness(StudyListener):
     def noted(self, line: str) -> None:
         self.notes.append(line)
 
+    def explained(self, line: str) -> None:
+        self.notes.append(line)
+
+    def search_began(self, outlook: str) -> None:
+        self.notes.append(outlook)
+
     def study_ended(self, end: StudyEnd) -> None:
         self.end = end
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.registry import construct, parse_pairs, typed
 
 
@@ -66,3 +68,12 @@ def test_a_comma_in_a_value_is_escaped() -> None:
 def test_pairs_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_pairs(text, "--args")
+
+
+@pytest.mark.parametrize("name", [name for name in PresetRegistry.names() if name != "space"])
+def test_a_number_that_is_text_is_refused_in_one_line_by_every_preset(name: str) -> None:
+    cls = PresetRegistry.get(name)
+    hints = inspect.signature(cls).parameters
+    with pytest.raises(UsageError) as caught:
+        cls(**{"gbs": 16, "n_gpus": "8"} if "gbs" in hints else {"n_gpus": "8"})
+    assert mentions(caught.value, "n_gpus", "'8'") and "\n" not in str(caught.value)

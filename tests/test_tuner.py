@@ -15,15 +15,18 @@ from tests.study_tools import PRINT_X, Asks, Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import (
     CategoricalParameter,
+    Direction,
     Outcome,
     Parameter,
     PresetTuner,
     RegexEvaluator,
+    TuningEvaluator,
     TuningPreset,
     TuningStrategy,
 )
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.duration import DurationEvaluator
+from zenith_tune.evaluators.json_lines import JsonEvaluator
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.study.parameters import Value
 
@@ -140,9 +143,38 @@ def test_the_dynamic_timeout_follows_the_best_and_waits_for_the_first_success(tm
     witness = Witness()
     command = "sh -c 'case {x} in 1) sleep 1; exit 1;; 2) sleep 0.2;; 3) sleep 300;; esac; echo value: {x}'"
     start = time.monotonic()
-    tune(tmp_path, command, listener=witness, timeout_dynamic=True).optimize()
+    tune(tmp_path, command, listener=witness, timeout_dynamic=True, evaluator=DurationEvaluator()).optimize()
     assert [trial.outcome for trial in witness.trials] == ["error", "ok", "timeout"]
     assert time.monotonic() - start < 150
+
+
+@pytest.mark.parametrize("direction", [Direction.MAXIMIZE, Direction.MINIMIZE])
+def test_a_long_run_is_not_ended_where_no_time_is_measured(tmp_path: Path, direction: Direction) -> None:
+    witness = Witness()
+    command = "sh -c 'test {x} = 3 && sleep 1.5; echo score: {x}'"
+    evaluator = RegexEvaluator(r"score: (\d)", direction=direction)
+    tuner = tune(tmp_path, command, listener=witness, timeout_dynamic=True, evaluator=evaluator)
+    tuner.optimize()
+    assert [trial.outcome for trial in witness.trials] == ["ok", "ok", "ok"]
+    assert any("--timeout-dynamic" in note for note in tuner.config.warnings())
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "is_time"),
+    [
+        (DurationEvaluator(), True),
+        (MegatronEvaluator(), True),
+        (RegexEvaluator(r"Total training time: ([0-9.]+)s"), True),
+        (RegexEvaluator(r"took ([0-9.]+)s$"), True),
+        (RegexEvaluator(r"throughput per GPU \(TFLOP/s/GPU\): (\S+)"), True),
+        (JsonEvaluator("tokens_per_s"), True),
+        (RegexEvaluator(r"score: (\S+)"), False),
+        (RegexEvaluator(r"loss=(\S+)"), False),
+        (JsonEvaluator("eval.steps"), False),
+    ],
+)
+def test_times_and_speeds_are_known(evaluator: TuningEvaluator, is_time: bool) -> None:
+    assert evaluator.measures_time is is_time
 
 
 def test_a_command_too_long_to_start_fails_its_trial_alone(tmp_path: Path) -> None:
@@ -362,3 +394,44 @@ def test_an_empty_log_names_the_file_that_the_output_went_to(tmp_path: Path) -> 
     with pytest.raises(UsageError):
         tune(tmp_path, command, listener=witness).optimize()
     assert all(f"{tmp_path}/run.log" in (trial.cause or "") for trial in witness.trials)
+
+
+@pytest.mark.parametrize(
+    ("command", "preset", "told"),
+    [
+        ("bash train.sh", "megatron", ["{tp}", "{pp}"]),
+        ("TP={tp} bash train.sh", "megatron", []),  # all others stay as they are
+        ("TP={tp} MBS={mbs} bash train.sh", "demo", ["{recompute}"]),
+        ("TP={tp} MBS={mbs} R={recompute} bash train.sh", "demo", []),
+    ],
+)
+def test_a_template_is_told_of_the_placeholders_that_it_lacks(
+    command: str, preset: str, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.sh").write_text("python train.py\n")
+    config = PresetTuner(command, preset, tune_args={"n_gpus": "8", "gbs": "16"}).config
+    warnings = [note for note in config.warnings() if "pass its arguments on" in note]
+    assert warnings == config.line_warnings() and len(warnings) == bool(told)
+    assert all(name in warning for warning in warnings for name in told)
+    assert not any("{tp}" in warning for warning in warnings if "{tp}" in command)
+
+
+def test_the_estimate_has_the_expected_number_of_trials_and_the_most(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("echo throughput per GPU: 1\n")
+    witness = Witness()
+    tuner = PresetTuner(
+        f"bash {script}",
+        "megatron",
+        tune_args={"n_gpus": "4", "gbs": "16", "mbs_max": "2"},
+        evaluator=RegexEvaluator("throughput per GPU: (.*)"),
+        output_dir=tmp_path / "out",
+        listener=witness,
+    )
+    strategy, space = tuner.strategy, tuner.preset.get_search_space()
+    expected, most = strategy.expected_trials(space), strategy.max_trials(space)
+    assert expected is not None and most is not None and 6 < expected < most
+    tuner.optimize()
+    (outlook,) = [note for note in witness.notes if "short trials" in note]
+    assert mentions(outlook, f"{expected} short trials", f"{most} trials")

@@ -150,7 +150,7 @@ class PresetTuner:
             memory_limit_bytes=config.memory.bytes_of(config.first_capacity_bytes),
             num_slots=num_slots,
             folder=folder,
-            tell=lambda line: self.listener.noted(line),
+            tell=lambda line: self.listener.explained(line),
         )
 
     def _run(self, session: StudySession, interruption: Interruption, runner: Runner) -> None:
@@ -175,7 +175,7 @@ class PresetTuner:
                 session.dump_environment()
             ending = self._search(scheduler, session, plan)
             session.limit_memory()
-            side_by_side = runner.shares_machine and runner.num_slots > 1
+            side_by_side = runner.shares_machine and runner.num_slots > 1 and config.options.confirm
             if (side_by_side or config.patience.confirms) and session.study.is_sound:
                 self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
@@ -197,8 +197,7 @@ class PresetTuner:
             self._learn(session, plan.num_slots)
             config, strategy = session.config, session.config.strategy
             scheduler.continue_with(config)
-            if config.runs_baseline and (line := _estimate(session, plan)) is not None:
-                self.listener.noted(line)
+            self.listener.search_began(_outlook(session, plan))
             try:
                 with scheduler.leaving(reserved_trials(config)):
                     strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
@@ -208,7 +207,7 @@ class PresetTuner:
                 ending = ending_by(limit)
                 with contextlib.suppress(TrialExhausted):  # of trials that the same limit cut off
                     scheduler.settle()
-            LeverPhase(session, scheduler, self.listener.noted).run()
+            LeverPhase(session, scheduler, self.listener.explained).run()
         except StudyLimitReached as limit:
             ending, session.study.is_sound = ending_by(limit), not isinstance(limit, OptionsWithoutEffect)
         try:
@@ -221,7 +220,7 @@ class PresetTuner:
         """Let preset and strategy learn from the user's own command, before the strategy is asked for points."""
         notes = session.learn()
         for line in notes:
-            self.listener.noted(line)
+            self.listener.explained(line)
         if not notes:
             return
         if self.config.options.strategy is None:  # the preset may recommend another by now
@@ -229,7 +228,7 @@ class PresetTuner:
             if name != session.config.strategy_name:
                 self.config = replace(self.config, strategy_name=name, strategy=strategy)
                 session.search_by(name, strategy)
-                self.listener.noted(f"strategy {name} searches from here, by what your own command has shown")
+                self.listener.explained(f"strategy {name} searches from here, by what your own command has shown")
         session.config.strategy.prepare(self.tuned_job(num_slots, session.config.place.folder.path))
 
     def _confirm(self, session: StudySession, *, side_by_side: bool) -> None:
@@ -239,7 +238,9 @@ class PresetTuner:
                 session, side_by_side=side_by_side, claims=patience.confirms, always=patience.confirms_always
             )
             for line in confirmation.run():
-                self.listener.noted(line)
+                self.listener.explained(line)
+            if (drift := confirmation.drift()) is not None:
+                self.listener.noted(drift)
         except StudyLimitReached as limit:
             is_confirmed = session.verdict().is_confirmed
             missing = "trials that may be as fast are not run again" if is_confirmed else "the gain is not confirmed"
@@ -260,7 +261,7 @@ class PresetTuner:
             database_url=shown(config.place.database_url),
             best_command_path=folder.best_command,
             study_name=config.place.study_name,
-            warnings=config.line.warnings(),
+            warnings=config.line_warnings(),
             findings=findings,
             verdict=verdict,
             diagnosis=[] if ending.reason is EndReason.INTERRUPTED else _diagnosis(session, ending.why),
@@ -292,6 +293,9 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         n_trials=config.limits.n_trials,
         max_trials=config.max_trials,
         num_finished=len(session.recorded),
+        title=config.title,
+        own_label=config.preset.label(own) if (own := session.study.own_params) else "",
+        warnings=config.warnings(runner.warnings()),
         notes=config.notes([*runner.notes(), *runner.command_notes(config.command)]),
         num_slots=runner.num_slots,
         budget=config.priced_budget,
@@ -302,25 +306,35 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
     )
 
 
-def _estimate(session: StudySession, plan: StudyPlan) -> str | None:
-    """Say what the study will take, by how long the user's own command took; nothing where that is not known."""
-    base = session.study.baseline
+def _outlook(session: StudySession, plan: StudyPlan) -> str:
+    """Say what is searched, and what that will take by how long the user's own command took."""
     space, strategy = session.config.preset.get_search_space(), session.config.strategy
     num = min((n for n in (plan.n_trials, strategy.expected_trials(space)) if n is not None), default=None)
-    if base is None or not base.ok or base.duration_s is None or not num:
-        return None
-    num_left = max(num - plan.num_finished, 0)
+    trials = [] if num is None else [_expected(session, plan, max(num - plan.num_finished, 0))]
+    job = session.config.preset.describe_job(session.config.masked_command)
+    learned = f"{job}: " if job and job not in plan.title else ""
+    return learned + "; ".join(filter(None, [strategy.scope(), *trials]))
+
+
+def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:
+    base = session.study.baseline
+    if base is None or not base.ok or base.duration_s is None:
+        return f"about {count(num_left, 'short trial')}"
     run_s = base.duration_s * base.num_runs
-    whole = Estimate(
-        num_trials=num_left,
-        wall_s=run_s * math.ceil(num_left / plan.num_slots),
-        gpu_s=run_s * num_left * plan.num_gpus,
-    )
     spent_gpu_s = spent_s(session.study) * plan.num_gpus
-    found = plan.budget.bounded(whole, spent_gpu_s=spent_gpu_s, elapsed_s=session.elapsed_s)
-    trials = f"about {count(found.num_trials, 'trial')} like your own command ({format_seconds(base.duration_s)})"
+
+    def estimated(num_trials: int) -> Estimate:
+        wall_s = run_s * math.ceil(num_trials / plan.num_slots)
+        whole = Estimate(num_trials=num_trials, wall_s=wall_s, gpu_s=run_s * num_trials * plan.num_gpus)
+        return plan.budget.bounded(whole, spent_gpu_s=spent_gpu_s, elapsed_s=session.elapsed_s)
+
+    found = estimated(num_left)
+    trials = f"about {count(found.num_trials, 'short trial')}"
     ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
-    return f"estimate: {trials}: {format_seconds(found.wall_s)}, {plan.budget.cost(found.gpu_s)}{ends}"
+    most = estimated(max((plan.max_trials or 0) - plan.num_finished, 0))
+    if most.num_trials > found.num_trials:
+        ends += f"; at most {count(most.num_trials, 'trial')}: {format_seconds(most.wall_s)}"
+    return f"{trials}, {format_seconds(found.wall_s)} ({plan.budget.cost(found.gpu_s)}){ends}"
 
 
 def _terminal() -> StudyListener:

@@ -103,6 +103,15 @@ def format_gain(fraction: float) -> str:
     return f"{fraction * 100:+.1f}%"
 
 
+def is_of_time(unit: str) -> bool:
+    """Tell whether a unit is one of times or speeds, so that a better value is a faster run.
+
+    >>> is_of_time("tokens/s"), is_of_time("s"), is_of_time("")
+    (True, True, False)
+    """
+    return unit == "s" or unit.endswith(("/s", "/GPU", " s", "ms"))
+
+
 def whole(text: str) -> int | None:
     """Return the whole number that a text is, or None; one that does not fit into 64 bits is a typing error.
 

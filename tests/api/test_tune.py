@@ -11,7 +11,7 @@ import click
 import pytest
 
 from zenith_tune import Outcome, StudyListener, StudyResult, TuneOptions, UsageError, tune
-from zenith_tune.cli.optimize import optimize
+from zenith_tune.cli.optimize import SCREEN, optimize
 from zenith_tune.cli.options import options_of
 from zenith_tune.record.view import StudyView
 from zenith_tune.tuning.options import option
@@ -159,7 +159,7 @@ def test_a_command_may_be_given_as_words(tmp_path: Path) -> None:
 
 def test_every_option_is_stated_once_and_reaches_the_command_line_and_the_function() -> None:
     written = {each.name for each in optimize.params if isinstance(each, click.Option)}
-    of_the_terminal, of_programs = {"as_json", "debug", "dry_run"}, {"listener"}
+    of_the_terminal, of_programs = {"as_json", "debug", "dry_run", "help_all", *SCREEN}, {"listener"}
     stated = {field.name for field in fields(TuneOptions)}
     assert written - of_the_terminal == stated - of_programs
     assert set(inspect.signature(tune).parameters) - {"command"} == stated

@@ -66,14 +66,14 @@ def test_a_bubble_in_a_command_of_ms_swift_is_found(doctor: Run) -> None:
     ("arguments", "parts"),
     [
         (f"megatron sft --model {MODEL} --max_length 4096", ("n_gpus", "--nproc-per-node")),
-        (f"NPROC_PER_NODE=x megatron sft --model {MODEL} --max_length 1", ("--args n_gpus=8",)),
-        ("NPROC_PER_NODE=8 megatron sft --max_length 4096", ("--args model=NAME",)),
-        (f"NPROC_PER_NODE=8 megatron sft --model {MODEL}", ("--args seq=4096",)),
+        (f"NPROC_PER_NODE=x megatron sft --model {MODEL} --max_length 1", ("--gpus 8",)),
+        ("NPROC_PER_NODE=8 megatron sft --max_length 4096", ("--model NAME",)),
+        (f"NPROC_PER_NODE=8 megatron sft --model {MODEL}", ("--seq 4096",)),
         (f"{SWIFT} --tensor_model_parallel_size $TP", ("--tensor-model-parallel-size", "'$TP'")),
         (f"{SWIFT} --tensor_model_parallel_size 3", ("n_gpus", "tp*pp*cp", "8 % (3*1*1 = 3)")),
         (f"{SWIFT} --micro_batch_size 0", ("--micro-batch-size", "is 0")),
         (f"{SWIFT} --recompute_granularity some", ("--recompute-granularity", "full or selective", "'some'")),
-        (f"NNODES=2 {SWIFT}", ("cluster=h100x16",)),
+        (f"NNODES=2 {SWIFT}", ("--cluster h100x16",)),
     ],
 )
 def test_what_is_missing_is_reported_in_one_line(doctor: Run, arguments: str, parts: tuple[str, ...]) -> None:

@@ -110,7 +110,7 @@ def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(
     own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
     script = (ROOT / "examples" / "trainer_train.py").read_text()
     output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8", python=python)
-    assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on h100x1" in output
+    assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on 1 h100" in output
     base, trial = study["trials"]
     assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "samples/s"
     mbs = trial["parameters"]["mbs"]

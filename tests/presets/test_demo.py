@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.mentions import mentions
+from tests.study_tools import Witness
+from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.demo import DemoPreset
@@ -68,3 +70,19 @@ def test_a_placeholder_is_filled_and_the_rest_is_set() -> None:
     command = DemoPreset().apply_parameters("MBS={mbs} python train.py", {"tp": 2, "mbs": 4, "recompute": "full"})
     assert command.startswith("MBS=4 python train.py --tensor-model-parallel-size 2")
     assert "--micro-batch-size" not in command
+
+
+def test_a_plain_fake_trainer_has_options_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "fake_train.py"
+    script.write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "for name in ('--epochs', '--batch-size', '--num-workers'):\n"
+        "    parser.add_argument(name, type=int, default=4)\n"
+        "options = parser.parse_args()\n"
+        "print(f'Total training time: {100 / options.batch_size + abs(options.num_workers - 6):.2f}s')\n"
+    )
+    command = f"{sys.executable} {script} --epochs 3"
+    tuner = PresetTuner(command, "demo", output_dir=tmp_path / "out", confirm=False, listener=Witness())
+    assert tuner.optimize() == (0.78, {"batch_size": 128, "num_workers": 6})
+    assert tuner.render({"batch_size": 16, "num_workers": 2}) == f"{command} --batch-size 16 --num-workers 2"

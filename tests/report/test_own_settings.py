@@ -22,7 +22,7 @@ from zenith_tune.record.view import StudyHeader
 from zenith_tune.report.study_comparison import describe_gain
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
-from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Outcome, Trial
@@ -49,7 +49,7 @@ def closing_lines(tmp_path: Path, values: dict[str, float]) -> tuple[list[str], 
         f"import sys\nprint('value:', {values!r}[sys.argv[1] if sys.argv[1:] else ''])\n"
     )
     stream = io.StringIO()
-    listener = TerminalReporter(Console(file=stream, width=200, highlight=False))
+    listener = VerboseReporter(Console(file=stream, width=200, highlight=False))
     tune(tmp_path, f"{sys.executable} {tmp_path / 'train.py'}", OwnPreset(), listener=listener).optimize()
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     return [line for line in stream.getvalue().splitlines() if line.startswith("gain")], study
@@ -113,5 +113,5 @@ def test_a_terminal_says_that_a_gain_is_within_the_noise(tmp_path: Path) -> None
         warnings=[],
         **paths,
     )
-    TerminalReporter(Console(file=stream, width=200, highlight=False)).study_ended(end)
+    VerboseReporter(Console(file=stream, width=200, highlight=False)).study_ended(end)
     assert re.search(r"^gain: \+29\.5% .*\(100 tokens/s\).* noise .*±46\.8% \(90%\)", stream.getvalue(), re.MULTILINE)

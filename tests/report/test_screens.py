@@ -16,8 +16,8 @@ from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
-from zenith_tune.report.terminal.terminal import TerminalReporter, findings_lines
 from zenith_tune.report.terminal.trial_table import trial_line
+from zenith_tune.report.terminal.verbose import VerboseReporter, findings_lines
 from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
 from zenith_tune.strategies.mimo import COLUMNS as MIMO
 from zenith_tune.strategies.zero_progressive.strategy import COLUMNS as ZERO
@@ -97,7 +97,7 @@ def test_memory_that_a_log_shows_while_it_runs_reaches_the_listener() -> None:
     assert progress is not None and progress.peak_memory_bytes == round(41.2 * 2**30)
     heard: list[tuple[int, int]] = []
 
-    class Listens(TerminalReporter):
+    class Listens(VerboseReporter):
         def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
             heard.append((number, peak_memory_bytes))
 
@@ -162,7 +162,7 @@ def test_a_terminal_and_json_lines_note_another_batch_beside_the_gain(tmp_path: 
         **paths,
     }
     people, programs = io.StringIO(), io.StringIO()
-    reporter = JsonLinesReporter(programs, TerminalReporter(Console(file=people, width=80, highlight=False)))
+    reporter = JsonLinesReporter(programs, VerboseReporter(Console(file=people, width=80, highlight=False)))
     reporter.study_ended(StudyEnd(study=study, database_url="sqlite:///x", **known))
     note = json.loads(programs.getvalue())["batch_note"]
     assert re.findall(r"\d+", note) == ["16", "64"]

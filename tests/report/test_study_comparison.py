@@ -45,6 +45,12 @@ def test_what_differs_by_no_more_than_the_noise_is_as_fast(
     assert re.search(rf"\*\*t\*\* .*{found['verdict']} \*\*s\*\*", comparison_markdown(found))
 
 
+def test_what_is_no_speed_is_better_or_worse(tmp_path: Path, study: Json) -> None:
+    for value, verdict in ((67_100.0, "10.0% better"), (54_900.0, "10.0% worse")):
+        other = digest(tmp_path / verdict[-6:], BASELINE, ok(2, 2, 1, value))
+        assert compared({**study, "unit": ""}, {**other, "unit": ""})["verdict"].startswith(verdict)
+
+
 def test_two_runs_of_the_same_settings_show_the_noise(tmp_path: Path, study: Json) -> None:
     twice = {**study, "best_is_own": True, "gain": 0.4}
     slower = digest(tmp_path / "two", BASELINE, ok(2, 2, 1, 54_900.0))

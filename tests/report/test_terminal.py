@@ -15,8 +15,8 @@ from tests.started_processes import start_process
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import Direction, Outcome, Trial
-from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.report.terminal.trial_table import early_lines, trial_table
+from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.study.study import Study
 
 CLI = [sys.executable, "-m", "zenith_tune.cli.main"]
@@ -45,7 +45,7 @@ def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program:
 
 
 def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_path: Path) -> None:
-    arguments = ["optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "4"]
+    arguments = ["optimize", "-v", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "4"]
     # Longer than the display's refresh, so that each trial is seen to run.
     drawn = run_in_terminal([*arguments, "--", *TRAIN, "--iteration-seconds", "0.1"], tmp_path)
     assert "running" in drawn
@@ -62,8 +62,8 @@ def test_a_long_cause_leaves_the_other_columns_of_the_live_table_whole(tmp_path:
         "from rich.console import Console\n"
         "from tests.toy_preset import ToyPreset\n"
         "from zenith_tune import PresetTuner\n"
-        "from zenith_tune.report.terminal.terminal import TerminalReporter\n"
-        f"PresetTuner({command!r}, ToyPreset(), listener=TerminalReporter(Console())).optimize()\n"
+        "from zenith_tune.report.terminal.verbose import VerboseReporter\n"
+        f"PresetTuner({command!r}, ToyPreset(), listener=VerboseReporter(Console())).optimize()\n"
     )
     drawn = run_in_terminal([str(script)], tmp_path, program=[sys.executable])
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
@@ -74,7 +74,7 @@ def test_a_long_cause_leaves_the_other_columns_of_the_live_table_whole(tmp_path:
 def printed(tmp_path: Path, command: str, preset: ToyPreset, columns: int = 80) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=columns, highlight=False)
-    tune(tmp_path, command, preset, listener=TerminalReporter(console)).optimize()
+    tune(tmp_path, command, preset, listener=VerboseReporter(console)).optimize()
     return stream.getvalue()
 
 

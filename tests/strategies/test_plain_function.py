@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from zenith_tune import (
     CategoricalParameter,
     Direction,
@@ -17,6 +18,7 @@ from zenith_tune import (
     TrialExhausted,
     TuningStrategy,
 )
+from zenith_tune.errors import UsageError
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Value
 
@@ -39,6 +41,8 @@ class Budget:
 
 def prepared(name: str) -> tuple[TuningStrategy, dict[str, Parameter]]:
     """Return a strategy, and a space that it can search."""
+    if name == "mimo-ranked":
+        return StrategyRegistry.get(name)(), {"mbs": CategoricalParameter((1, 2))}
     if name == "zero-progressive":
         stages, sizes = CategoricalParameter((0, 1, 2, 3)), CategoricalParameter((1, 2, 4, 8))
         return StrategyRegistry.get(name)(), {"stage": stages, "mbs": sizes}
@@ -48,6 +52,21 @@ def prepared(name: str) -> tuple[TuningStrategy, dict[str, Parameter]]:
         subject = preset.subject("megatron sft --tensor_model_parallel_size 1 --micro_batch_size 1")
         strategy.prepare(TunedJob(subject=subject, layout=preset.layout, points=preset.points))
     return strategy, preset.get_search_space()
+
+
+@pytest.mark.parametrize("name", StrategyRegistry.names())
+def test_a_plain_function_is_enough_or_one_line_says_what_is_missing(name: str) -> None:
+    budget = Budget()
+    strategy = StrategyRegistry.get(name)(**{"n_gpus": "8"} if name == "megatron-heuristic" else {})
+    _, space = prepared(name)
+    try:
+        strategy.optimize(budget, space, Direction.MAXIMIZE)  # type: ignore[arg-type]
+    except TrialExhausted:
+        pass
+    except UsageError as error:
+        assert "\n" not in str(error) and mentions(error, name, "PresetTuner" if name == "guided" else "--preset mimo")
+        return
+    assert budget.asked
 
 
 # Strategy mimo-ranked walks through the plan of its preset, which it gets from nowhere else.

@@ -159,3 +159,10 @@ def test_a_study_in_which_nothing_ran_does_not_say_that_the_command_failed() -> 
     study = study_with(base=None)
     study.add(Trial(params={}, outcome=Outcome.ERROR, is_baseline=True))
     assert "your command failed" in verdict_of(study, Budget(), num_gpus=1).sentence
+
+
+@pytest.mark.parametrize("value", [200.0, 50.0])
+@pytest.mark.parametrize(("unit", "word", "other"), [("", "better", "faster"), ("tokens/s", "faster", "better")])
+def test_only_times_and_speeds_are_faster(value: float, unit: str, word: str, other: str) -> None:
+    found = verdict_of(study_with(trial(1, value, unit=unit)), Budget(), num_gpus=1)
+    assert word in found.sentence and other not in found.sentence

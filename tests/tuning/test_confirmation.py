@@ -18,7 +18,7 @@ from zenith_tune.record.source import find_study, studies_in
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
-from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.serve.study_index import listed_study
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import MAX_RERUNS, Study
@@ -98,7 +98,7 @@ def test_what_a_study_shows_of_the_machine_is_known_to_the_next_one(tmp_path: Pa
 
 def test_repeated_runs_are_named_after_the_first_and_counted_apart(tmp_path: Path) -> None:
     stream = io.StringIO()
-    reporter = TerminalReporter(Console(file=stream, width=100, highlight=False))
+    reporter = VerboseReporter(Console(file=stream, width=100, highlight=False))
     tuned(tmp_path, "1000 + 2 * $x", (1, 2, 3), listener=reporter)
     shown = StudyDigest(find_study("s", output_dir=tmp_path / "out")).object()
     first, again = [trial for trial in shown["trials"] if trial["parameters"] == {"x": 3}]

@@ -112,7 +112,7 @@ def test_the_estimate_is_no_longer_than_the_budget(tmp_path: Path) -> None:
 
     command = "sh -c 'sleep 1; echo value: 0'"
     tune(tmp_path, command, OwnRuns(range(9)), max_hours=4 / 3600, listener=witness).optimize()
-    (estimate,) = [note for note in witness.notes if note.startswith("estimate")]
+    (estimate,) = [note for note in witness.notes if note.startswith("about")]
     assert "0.00111111 hours" in estimate
 
 
@@ -148,8 +148,7 @@ def test_a_study_of_another_kind_is_not_resumed(tmp_path: Path, change: dict[str
 def test_resuming_a_study_that_never_began_begins_it_and_says_so(tmp_path: Path) -> None:
     witness = Witness()
     assert tune(tmp_path, resume=True, listener=witness).optimize() == (3.0, {"x": 3})
-    (note,) = witness.notes
-    assert "'s'" in note
+    assert [note for note in witness.notes if "'s'" in note]
 
 
 def test_a_retried_failure_is_replaced_by_its_success(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.duration import DurationEvaluator
 from zenith_tune.record.source import find_study
 from zenith_tune.report.search_digest import best_so_far
-from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.study.trial import Trial
 
@@ -79,6 +80,7 @@ def test_the_best_runs_once_more_alone(tmp_path: Path) -> None:
         "gpus_per_trial": 2,
         "listener": witness,
         "strategy": GridStrategy(),
+        "confirm": True,
     }
     tune(tmp_path, preset=ToyPreset(range(1, 6)), **options).optimize()
     assert [trial.params["x"] for trial in witness.trials][-1] == 5
@@ -144,7 +146,7 @@ def test_a_value_that_does_not_hold_alone_does_not_count(tmp_path: Path) -> None
     script.write_text("test $1 != 5 && echo value: $1 && exit; test -e $2 && echo value: 5 || echo value: 10; touch $2")
     command = f"sh {script} {{x}} {tmp_path}/seen"
     witness = Witness()
-    options: dict[str, Any] = {"parallel": 4, "gpus_per_trial": 2, "listener": witness}
+    options: dict[str, Any] = {"parallel": 4, "gpus_per_trial": 2, "listener": witness, "confirm": True}
     value, params = tune(
         tmp_path, command, ToyPreset([1, 2, 3, 4, 5, 6]), strategy=GridStrategy(), **options
     ).optimize()
@@ -168,19 +170,22 @@ def test_a_trial_that_hangs_beside_the_first_success_is_ended_by_the_dynamic_lim
     witness = Witness()
     command = "sh -c 'test {x} = 2 && sleep 600; echo value: {x}'"
     began = time.monotonic()
-    options: dict[str, Any] = {"parallel": 3, "listener": witness, "baseline": False}
+    options: dict[str, Any] = {"parallel": 3, "listener": witness, "baseline": False, "evaluator": DurationEvaluator()}
     tune(tmp_path, command, strategy=GridStrategy(), timeout_dynamic=True, **options).optimize()
     assert time.monotonic() - began < 300
     assert {trial.params["x"]: trial.outcome for trial in witness.trials}[2] == "timeout"
 
 
-def alone_study(tmp_path: Path, beside_and_alone: dict[int, tuple[float, float]]) -> tuple[Witness, Trial]:
+def alone_study(
+    tmp_path: Path, beside_and_alone: dict[int, tuple[float, float]], **given: Any
+) -> tuple[Witness, Trial]:
     """Tune trials that print one value beside others and another one when they run again."""
     script = tmp_path / "train.sh"
     cases = "\n".join(f"{x}) first={beside} second={alone} ;;" for x, (beside, alone) in beside_and_alone.items())
     script.write_text(f"case $1 in {cases}\nesac\nmkdir {tmp_path}/$1 && echo value: $first || echo value: $second\n")
     witness = Witness()
-    options: dict[str, Any] = {"parallel": 2, "gpus_per_trial": 2, "listener": witness, "baseline": False}
+    given = {"confirm": True, **given}
+    options: dict[str, Any] = {"parallel": 2, "gpus_per_trial": 2, "listener": witness, "baseline": False, **given}
     tune(
         tmp_path, f"sh {script} {{x}}", ToyPreset(list(beside_and_alone)), strategy=GridStrategy(), **options
     ).optimize()
@@ -218,6 +223,12 @@ def test_after_four_runs_alone_the_best_of_these_is_the_best(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("eight_gpus")
+def test_nothing_runs_again_where_nothing_is_to_be_confirmed(tmp_path: Path) -> None:
+    witness, best = alone_study(tmp_path, {1: (100.0, 99.0), 2: (90.0, 90.0)}, confirm=False)
+    assert not any(trial.is_rerun for trial in witness.trials) and best.value == 100.0
+
+
+@pytest.mark.usefixtures("eight_gpus")
 def test_a_run_alone_is_marked_in_the_table_and_in_the_report(tmp_path: Path) -> None:
     witness, best = alone_study(tmp_path, {1: (100.0, 99.0), 2: (90.0, 90.0)})
     view = find_study("s", db=str(tmp_path / "out" / "studies.db")).view()
@@ -226,7 +237,7 @@ def test_a_run_alone_is_marked_in_the_table_and_in_the_report(tmp_path: Path) ->
     assert best_so_far(view.study)[-1] == (first, 99.0)
     assert view.best is not None and view.best.number == best.number
     shown = Console(file=io.StringIO(), width=80)
-    reporter = TerminalReporter(shown)
+    reporter = VerboseReporter(shown)
     for each in view.trials:
         reporter.trial_recalled(each.trial, each.label)
     assert witness.end is not None

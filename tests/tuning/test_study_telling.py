@@ -10,7 +10,7 @@ from rich.console import Console
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
-from zenith_tune.report.terminal.terminal import TerminalReporter
+from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND
 from zenith_tune.tuning.events import StudyNotifier
@@ -22,7 +22,7 @@ def lines_of(output: io.StringIO) -> list[list[str]]:
 
 def telling() -> tuple[StudyNotifier, io.StringIO]:
     output = io.StringIO()
-    reporter = TerminalReporter(Console(file=output, width=120))
+    reporter = VerboseReporter(Console(file=output, width=120))
     return StudyNotifier(lambda: reporter), output
 
 

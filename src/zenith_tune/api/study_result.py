@@ -209,6 +209,16 @@ class StudyResult:
         return self._view.best_command
 
     @property
+    def changes(self) -> str:
+        """What that command has in place of the user's own, in one line."""
+        return str(self._digest.object()["standing"]["changes"])
+
+    @property
+    def diff(self) -> list[str]:
+        """Its options and arguments that differ from the user's own command, as `diff` writes them."""
+        return list(self._digest.object()["diff"])
+
+    @property
     def unit(self) -> str:
         """The unit of the values."""
         return self._view.unit

@@ -12,6 +12,7 @@ from zenith_tune.cli.options import (
     calibration_option,
     debug_option,
     echo_json,
+    job_options,
     json_option,
     pairs,
     risk_option,
@@ -41,9 +42,10 @@ class _BeforeCommand(click.Command):
               "[default: the command's, the log's or the study's]")  # fmt: skip
 @click.option("--cluster", metavar="NAME|PATH",
               help="Where it runs, e.g. h100x64. [default: the study's; this machine]")  # fmt: skip
+@job_options
 @topology_option()
 @click.option("--preset", metavar="NAME", help="What reads the command. [default: the study's, or by the command]")
-@args_option("What the command does not say: n_gpus=64,gbs=512,model=llama3-70b,vocab=128256.")
+@args_option("What the command does not say: vocab=128256.")
 @risk_option("Propose nothing that runs out of memory with this probability or more.")
 @calibration_option()
 @study_place

@@ -5,28 +5,36 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zenith_tune.cli.options import RecordedCommand, debug_option, options_of
-from zenith_tune.errors import StudyInterrupted
+from zenith_tune.cli.options import RecordedCommand, debug_option, help_all_option, options_of
+from zenith_tune.errors import StudyInterrupted, ZenithTuneError
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.units import GIB
 
 if TYPE_CHECKING:
+    from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.config import StudyConfig
     from zenith_tune.tuning.events import StudyListener
 
-PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug")
+SCREEN = ("verbose", "quiet", "diff")
+"""Options about what is printed."""
+PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", *SCREEN)
 """Options about where a study is and how it is continued now, which need not be the same the next time."""
 
 
 @click.command(cls=RecordedCommand, short_help="Find the fastest options for a training command by short real trials.")
 @options_of(TuneOptions)
 @click.option("--dry-run", is_flag=True, help="Print what would run and what is pruned; run nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all: how trials are picked, predictions, every setting.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the best command alone.")
+@click.option("--diff", is_flag=True, help="Print what the best command has in place of your own, and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
 @debug_option
+@help_all_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool, **options: Any) -> int:
     """Run COMMAND again and again with other options, and print the fastest command.
@@ -35,14 +43,15 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
     preset sets; where options find no safe place, write {tp}, {mbs} and so on where the values belong.
 
     \b
-    zenithtune optimize --preset megatron --args n_gpus=8,gbs=16 -- bash train.sh
+    zenithtune optimize --preset megatron --gpus 8 --gbs 16 -- bash train.sh
     """
     from zenith_tune.shell import ParsedCommand
     from zenith_tune.tuner import PresetTuner
 
-    tuner = PresetTuner(
+    screen = {name: options.pop(name) for name in SCREEN}
+    tuner: PresetTuner = PresetTuner(
         ParsedCommand.from_argv(command).text,
-        listener=lambda: _listener(as_json),
+        listener=lambda: _listener(tuner, as_json=as_json, **screen),
         words=RecordedCommand.given(PLACE),
         owns_process=not dry_run,
         **options,
@@ -93,12 +102,42 @@ def _notes(config: StudyConfig) -> Iterator[str]:
         yield f"--max-memory {limit / GIB:.0f}GiB limits nothing: a GPU has {capacity / GIB:.0f} GiB"
 
 
-def _listener(as_json: bool) -> StudyListener:
+def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_json: bool) -> StudyListener:
     from rich.console import Console
 
+    from zenith_tune.report.command_diff import command_diff
     from zenith_tune.report.json_lines import JsonLinesReporter
-    from zenith_tune.report.terminal.terminal import TerminalReporter
+    from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
+    from zenith_tune.report.terminal.verbose import VerboseReporter
+    from zenith_tune.tuning.events import StudyListener
 
     # A live display and JSON on one terminal would write over one another.
-    people = TerminalReporter(Console(stderr=as_json, highlight=False), live=not (as_json and sys.stdout.isatty()))
+    console, live = Console(stderr=as_json, highlight=False), not (as_json and sys.stdout.isatty())
+    people: StudyListener
+    if as_json and (quiet or diff):
+        people = StudyListener()
+    elif quiet or diff:
+        own = tuner.config.masked_command
+        shown = (lambda best: best) if quiet else lambda best: "\n".join(command_diff(own, best))
+        people = QuietReporter(lambda end: shown(end.best_command or own))
+    elif verbose:
+        people = VerboseReporter(console, live=live)
+    else:
+        people = TerminalReporter(console, live=live, page=lambda end: _write_page(tuner))
     return JsonLinesReporter(sys.stdout, people) if as_json else people
+
+
+def _write_page(tuner: PresetTuner) -> Path | None:
+    """Write the study's page into its folder; None where there is nothing to show, or no room for it."""
+    from zenith_tune.record.reader import StudyReader
+    from zenith_tune.report.html.page import render_page
+    from zenith_tune.report.study_digest import StudyDigest
+    from zenith_tune.study.files import write_atomically
+
+    place = tuner.config.place
+    path, reader = place.folder.page, StudyReader(place.database_url, place.study_name)
+    try:
+        write_atomically(path, render_page(StudyDigest(reader).object()))
+    except (OSError, ZenithTuneError):
+        return None
+    return path

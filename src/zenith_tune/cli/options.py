@@ -15,7 +15,7 @@ from click.decorators import FC
 from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
-from zenith_tune.tuning.options import TuneOptions, flag
+from zenith_tune.tuning.options import BUDGET, JOB, OUTPUT, PLACE, SEARCH, TuneOptions, flag
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -41,8 +41,40 @@ class Probability(click.FloatRange):
         return number
 
 
+class GroupedOption(click.Option):
+    """An option with the heading that it is listed under."""
+
+    def __init__(self, *names: Any, group: str = OUTPUT, is_rare: bool = False, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group, self.is_rare = group, is_rare
+
+
+def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        context.meta[f"{__name__}.all"] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
 class RecordedCommand(click.Command):
-    """A command that remembers its options as they were written, to run with them again."""
+    """A command that remembers its options as they were written, to run with them again, and lists them by group."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (JOB, SEARCH, BUDGET, PLACE, OUTPUT)}
+        shows_all, num_hidden = f"{__name__}.all" in ctx.meta, 0
+        for each in self.get_params(ctx):
+            if not isinstance(each, click.Option) or (row := each.get_help_record(ctx)) is None:
+                continue
+            if getattr(each, "is_rare", False) and not shows_all:
+                num_hidden += 1
+            else:
+                groups[getattr(each, "group", OUTPUT)].append(row)
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows)
+        if num_hidden:
+            formatter.write_paragraph()
+            formatter.write_text(f"{num_hidden} more options: --help-all")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -91,6 +123,7 @@ def _declared(each: Field[Any]) -> Callable[[FC], FC]:
     kind, more, name = str(each.type).partition(" ")[0], each.metadata, flag(each.name)
     how: Options = {"help": more["help"], "default": each.default, "metavar": more.get("metavar")}
     how["show_default"] = each.default not in (None, False, ())
+    how |= {"cls": GroupedOption, "group": more.get("group", OUTPUT), "is_rare": more.get("is_rare", False)}
     if kind == "bool":
         off = more.get("off")
         return click.option(f"{name}/{off}" if off else name, is_flag=True, **how)
@@ -107,6 +140,8 @@ def _joined(context: click.Context, parameter: click.Parameter, pairs: tuple[str
     return ",".join(pairs) if pairs else None
 
 
+job_options = options_of(TuneOptions, "gpus", "gbs", "seq")
+"""Adds --gpus, --gbs and --seq, for what a command does not say of its job."""
 study_place = options_of(TuneOptions, "output_dir", "db")
 """Adds --output-dir and --db, by which a study is found."""
 
@@ -132,14 +167,19 @@ def args_option(help: str) -> Callable[[FC], FC]:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+help_all_option = click.option(
+    "--help-all", is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Show all options and exit."
+)
 debug_option = click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
 
 
 def pairs(options: Options, *examples: str) -> dict[str, str]:
-    """Return the values that --args names."""
+    """Return the values that --args and the options of the job give."""
     from zenith_tune.registry import parse_pairs
 
-    return parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
+    found = parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
+    of_job = {"gpus": "n_gpus", "gbs": "gbs", "seq": "seq"}
+    return found | {key: str(options[name]) for name, key in of_job.items() if options.get(name) is not None}
 
 
 def calibration_of(options: Options) -> Calibration | None:

@@ -25,6 +25,7 @@ ALSO = {"htm": "html", "markdown": "md"}
               help="[default: by the ending of --output, else html]")  # fmt: skip
 @path_option("--output", help="Where to write. [default: report.html in the study's folder; other formats: stdout]")
 @click.option("--compare", metavar="STUDY", help="Another study to compare with.")
+@click.option("--diff", is_flag=True, help="Print what the best command has in place of your own, and nothing else.")
 @study_place
 @debug_option
 @click.argument("study", metavar="STUDY")
@@ -54,6 +55,9 @@ def report(study: str, **options: Any) -> int:
     from zenith_tune.report.study_digest import StudyDigest
 
     digests = [StudyDigest(source).object() for source in sources]
+    if options["diff"]:
+        click.echo("".join(f"{line}\n" for line in digests[0]["diff"]), nl=False)
+        return 0
     text = _text(compared(*digests) if len(digests) > 1 else digests[0], form)
     if output is None:
         click.echo(text, nl=False)

@@ -120,8 +120,8 @@ def read_model_config(model: str) -> ModelConfig:
     path = find_local(model, WITHOUT_MODEL)
     if path is not None:
         return _config_in(config_path(path), str(config_path(path)))
-    if model in known_models():
-        known = catalog_model(model)
+    if (name := _names().get(model.strip().lower())) is not None:
+        known = catalog_model(name)
         return ModelConfig(
             num_layers=known.num_layers,
             num_query_groups=known.num_kv_heads,

@@ -222,7 +222,7 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
     for name, option in (("n_gpus", "--nproc-per-node or NPROC_PER_NODE"), ("gbs", OPTIONS["gbs"])):
         if name not in defaults and name not in hints.all_args:
             problem = f"{PRESET} must know {name}, but the command has no {option}"
-            raise UsageError(problem, hint=f"give --args {name}=8")
+            raise UsageError(problem, hint=f"give --{name.removeprefix('n_')} 8")
     start = Layout(num_gpus=args["n_gpus"], global_batch=args["gbs"])
     asked = {name: args.get(name) for name in ("model", "cluster", "seq")}
     subject = megatron_subject(command, n_gpus=start.num_gpus, **asked)

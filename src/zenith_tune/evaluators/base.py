@@ -114,6 +114,11 @@ class TuningEvaluator(ABC):
         return None
 
     @property
+    def measures_time(self) -> bool:
+        """Whether the value is a time or a speed, so that a run which takes longer is a worse one."""
+        return False
+
+    @property
     def shows_progress(self) -> bool:
         """Whether trials may be ended early."""
         return type(self).progress is not TuningEvaluator.progress

@@ -22,5 +22,9 @@ class DurationEvaluator(TuningEvaluator):
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         return Measurement(value=self.evaluate(stdout, metadata), unit="s")
 
+    @property
+    def measures_time(self) -> bool:
+        return True
+
     def describe(self) -> str:
         return f"duration of the whole command in seconds, {self.direction}"

@@ -228,7 +228,7 @@ class HookedRun:
         own = self.given.get("Accelerator", {}).get("gradient_accumulation_steps")
         if asked.script_accumulation is not None and type(own) is int and own != asked.script_accumulation:
             problem = f"the script gives Accelerator gradient_accumulation_steps={own}"
-            return f"{problem}, which nothing in the command tells: leave --no-baseline out, or give --args gbs=N"
+            return f"{problem}, which nothing in the command tells: leave --no-baseline out, or give --gbs N"
         return None
 
     def _passes_fault(self, wanted: int | None) -> str | None:

@@ -38,6 +38,12 @@ SETTLING = ("last", "median")
 _QUALITY = re.compile(r"loss|acc|perplexity|ppl|error|score|reward|auc|f1|bleu|rouge|eval|valid", re.IGNORECASE)
 """Names of what improves with training; the value after some iterations is not the one at the end."""
 
+_TIME = re.compile(
+    r"time|duration|elapsed|latency|sec|speed|throughput|flop|(?:per_?|/)s(?![a-z])|s/it|it/s|\bms\b|_ms\b|\)s\b",
+    re.IGNORECASE,
+)
+"""Names and units of times and speeds."""
+
 
 @EvaluatorRegistry.register("regex")
 class RegexEvaluator(TuningEvaluator):
@@ -101,6 +107,10 @@ class RegexEvaluator(TuningEvaluator):
     @property
     def shows_progress(self) -> bool:
         return self.selector in SETTLING and _QUALITY.search(self.pattern) is None
+
+    @property
+    def measures_time(self) -> bool:
+        return _TIME.search(self.pattern) is not None
 
     def describe(self) -> str:
         return f"regex {self.pattern!r}, {self.selector}, {self.direction}"

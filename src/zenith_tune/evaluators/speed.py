@@ -36,6 +36,10 @@ class SpeedEvaluator(TuningEvaluator):
                 raise UsageError(f"{name} must be at least 1, but got {size}", hint=f"correct {name}")
         self.objective, self.direction = objective, self.objectives[objective]
 
+    @property
+    def measures_time(self) -> bool:
+        return True
+
     @abstractmethod
     def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:
         """Return at least one step, or raise ValueError with a one-line cause where the run has no value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
@@ -86,11 +86,18 @@ def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:
     return names
 
 
+def sizes_of(given: Any) -> dict[str, Any]:
+    """Return the whole numbers among the arguments of a dataclass, whatever was given for them."""
+    return {field.name: getattr(given, field.name) for field in fields(given) if "int" in str(field.type)}
+
+
 def refuse_sizes(**sizes: int | None) -> None:
     """Refuse a size that no job has; None leaves it to the command."""
     for name, value in sizes.items():
-        if value is not None and not 1 <= value <= MOST:
-            raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}", hint=f"correct it, e.g. {name}=1")
+        if value is not None and not (isinstance(value, int) and 1 <= value <= MOST):
+            raise UsageError(
+                f"{name} must be a whole number from 1 to {MOST}, but got {value!r}", hint=f"correct it, e.g. {name}=1"
+            )
 
 
 def refuse_steps(steps: int) -> None:

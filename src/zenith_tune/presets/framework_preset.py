@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes
+from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes, sizes_of
 from zenith_tune.presets.levers import Declared, LeverChoice, lever_label, lever_parameters
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.presets.shared.subject import LookedUp, seen_cluster
@@ -76,7 +76,7 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
     most_grid_points = 100
 
     def __init__(self, given: A) -> None:
-        refuse_sizes(**{name: value for name, value in vars(given).items() if type(value) is int})
+        refuse_sizes(**sizes_of(given))
         self._given = given
         self._levers = LeverChoice.of(given.levers, given.allow, self.declared)
         self._bound: S | None = None
@@ -116,7 +116,7 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
         seq_len = (model.traced.num_tokens if model.traced else None) or seq_len
         if seq_len is None:
             problem = "the length of the sequences is not known: the command has no --max_seq_length or the like"
-            raise UsageError(problem, hint="give --args seq=2048")
+            raise UsageError(problem, hint="give --seq 2048")
         spec = JobSpec(seq_len=seq_len, framework=load_framework(framework), precision=precision, new_shapes=new_shapes)
         machines = seen_cluster(self._given.cluster, num_gpus, self._given.topology, gpu)
         return PlanSubject(model=model, cluster=machines, job=spec)
@@ -137,6 +137,16 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
 
     def subject(self, command: str) -> PlanSubject:
         return self._subject.required()
+
+    def describe_job(self, command: str) -> str:
+        subject = self._known_subject
+        if subject is None:
+            return ""
+        point, cluster = self.own_point(command), subject.cluster
+        gpus = f"{cluster.num_gpus} {cluster.gpu.name}"
+        layout = self.layout(point) if point is not None else None
+        batch = [f"batch {layout.global_batch}"] if layout is not None else []
+        return ", ".join([f"{subject.model.name} on {gpus}", *batch, f"sequence {subject.job.seq_len}"])
 
     def lever_space(self) -> dict[str, Parameter]:
         return {**lever_parameters(self.declared, self._space.parameters())}

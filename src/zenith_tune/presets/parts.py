@@ -40,8 +40,16 @@ class Described(TuningPreset):
         """Return a point in a few words, for a table's cell."""
         return " ".join(f"{name}={value}" for name, value in params.items())
 
-    def notes(self, command: str) -> list[str]:
+    def describe_job(self, command: str) -> str:
+        """Return the job in a few words: model, GPUs, batch, sequence; nothing where they are not known."""
+        return ""
+
+    def warnings(self, command: str) -> list[str]:
         """Return what the user of `command` should know before the first trial, one line each."""
+        return []
+
+    def notes(self, command: str) -> list[str]:
+        """Return how `command` was read and is tuned, one line each, for those who ask."""
         return []
 
     def placeholder_names(self) -> set[str]:

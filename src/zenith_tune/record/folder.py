@@ -33,6 +33,7 @@ class StudyFolder:
         self.csv = self.path / "trials.csv"
         self.json = self.path / "study.json"
         self.best_command = self.path / "best_command.sh"
+        self.page = self.path / "report.html"
         self.environment = self.path / "environment.json"
         self.record = self.path / RECORD_NAME
         """The study without its trials, to rebuild a lost database from this and their files."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO
 
-from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached
+from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Params, Value
@@ -49,11 +49,20 @@ def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> Non
         study.add(trial)
         return trial
 
-    config.preset.read_baseline("")
-    config.strategy.prepare(replace(job, tell=listener.noted))
     plan = f"preset {config.preset_name}, strategy {config.strategy_name}, {config.evaluator.describe()}"
+    try:
+        config.preset.read_baseline("")
+    except UsageError as error:
+        if not config.runs_baseline:
+            raise
+        listener.dry_run_started(plan, config.masked_command)
+        for note in [*config.warnings(), *config.notes()]:
+            listener.noted(note)
+        listener.dry_run_ended(0, 0, f"only a run of your own command can show the trials: {error.problem}")
+        return
+    config.strategy.prepare(replace(job, tell=listener.noted))
     listener.dry_run_started(plan, config.masked_command if config.runs_baseline else None)
-    for note in [*config.notes(), ASSUMPTION]:
+    for note in [*config.warnings(), *config.notes(), ASSUMPTION]:
         listener.noted(note)
     evaluation = TrialScheduler(config, pretend, study, listener, recorded={})
     why = f"strategy {config.strategy_name} has no more points on that assumption"

@@ -77,6 +77,14 @@ class JsonLinesReporter(StudyListener):
         self._write("note", text=line)
         self._people.noted(line)
 
+    def explained(self, line: str) -> None:
+        self._write("explanation", text=line)
+        self._people.explained(line)
+
+    def search_began(self, outlook: str) -> None:
+        self._write("search_began", outlook=outlook)
+        self._people.search_began(outlook)
+
     def study_ended(self, end: StudyEnd) -> None:
         self._write(
             "study_ended",

@@ -8,7 +8,7 @@ from zenith_tune import __version__
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import AGAIN
-from zenith_tune.units import count, format_gain, format_seconds, format_value
+from zenith_tune.units import count, format_gain, format_seconds, format_value, is_of_time
 
 JOB = ("command", "model", "gbs", "seq", "cluster")
 """What must be the same for a faster study to be the better one."""
@@ -26,6 +26,7 @@ def compared(first: Json, second: Json) -> Json:
     gain = None
     if not why_not and bests[0] and bests[1]:
         gain = direction.gain(bests[1]["value"], over=bests[0]["value"])
+    noises = [_noise(each, best) for each, best in zip((first, second), bests, strict=True)]
     made_with = [_made_with(study) for study in (first, second)]
     rows = [[name, *(str(each.get(name, "–")) for each in made_with)] for name in {**made_with[0], **made_with[1]}]
     differences = [row for row in rows if row[1] != row[2]]
@@ -40,7 +41,7 @@ def compared(first: Json, second: Json) -> Json:
         "is_comparable": not why_not,
         "why_no_gain": why_not or ("" if gain is not None else "One of the studies has no trial that succeeded."),
         "gain": gain,
-        "verdict": _verdict(gain, [_noise(each, best) for each, best in zip((first, second), bests, strict=True)]),
+        "verdict": _verdict(gain, first["unit"], noises),
         "caution": _caution(differences),
         "studies": [_study(each) for each in (first, second)],
         "summary": _summary(first, second),
@@ -78,13 +79,14 @@ def _noise(study: Json, best: Json | None) -> float:
     return max(twice, (best or {}).get("half_width") or 0.0)
 
 
-def _verdict(gain: float | None, noises: list[float]) -> str:
+def _verdict(gain: float | None, unit: str, noises: list[float]) -> str:
     """Return how the second best stands to the first, to go between their names; nothing without a gain."""
     if gain is None:
         return ""
     if abs(gain) <= sum(noises) or abs(gain) < JUST_AS_FAST:
         return "as fast as"
-    return f"{format_gain(abs(gain)).lstrip('+')} {'faster' if gain > 0 else 'slower'} than"
+    better, worse = ("faster", "slower") if is_of_time(unit) else ("better", "worse")
+    return f"{format_gain(abs(gain)).lstrip('+')} {better if gain > 0 else worse} than"
 
 
 def _caution(differences: list[list[str]]) -> str:

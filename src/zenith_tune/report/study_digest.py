@@ -16,9 +16,11 @@ from zenith_tune.record.export import batch_note
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
+from zenith_tune.report.command_diff import command_diff
 from zenith_tune.report.search_digest import best_so_far, search_object
 from zenith_tune.report.trial_digest import best_layout_object, finite, needed_memory, predicted_object, resolved_args
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
+from zenith_tune.study.changes import Change, changes_text
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial import START, Outcome, Prediction, Trial
 from zenith_tune.study.verdict import verdict_of
@@ -38,6 +40,7 @@ def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: flo
     return {
         "headline": headline(view),
         **{name: finite(values.get(name)) for name in _FIELDS},
+        "changes": changes_text(Change(**change) for change in values.get("changes", ())),
         "gpu_hours": finite(values.get("gpu_hours")) if num_gpus else None,
         "num_gpus": num_gpus,
     }
@@ -146,6 +149,7 @@ class StudyDigest:
             "capacity_bytes": capacity_bytes,
             "progress": best_so_far(study),
             "why_no_plan": preset.why_not,
+            "diff": command_diff(view.header.command, view.best_command) if view.best_command else [],
             "trials": trials,
             "failures": failure_groups(trials),
             "standing": standing_object(view, preset, capacity_bytes),

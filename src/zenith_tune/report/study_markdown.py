@@ -27,6 +27,7 @@ def study_markdown(study: Json) -> str:
         f"## Study {escaped(study['name'])}",
         _headline(study),
         *([f"Note: {escaped(study['batch_note'])}."] if study["batch_note"] else []),
+        *([f"Changed: {escaped(changed)}."] if (changed := study["standing"]["changes"]) else []),
         *([own] if (own := _own_failure(study)) else []),
         *([fenced(study["best_command"])] if study["best_command"] else []),
         _table(

@@ -232,8 +232,12 @@ class Runner(ABC):
         """
         self.num_slots = parallel or 1
 
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return what the user should know of where the trials run, one line each; after `prepare`."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Return how trials are placed, one line each; after `prepare`."""
         return [self.note] if self.note else []
 
     def command_notes(self, command: str) -> list[str]:

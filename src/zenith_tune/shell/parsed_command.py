@@ -204,8 +204,11 @@ class ParsedCommand:
         moves = target is not None and target.changes_folder
         return None if moves and "/" in program and not program.startswith("/") else program
 
-    def warnings(self) -> list[str]:
-        """Return remarks on what may keep added options from having an effect, one line each."""
+    def warnings(self, names: Sequence[str] = ("tp", "mbs")) -> list[str]:
+        """Return remarks on what may keep added options from having an effect, one line each.
+
+        `names` are placeholders that would help.
+        """
         target = self.found_target
         if target is None or not target.by_shell:
             return []
@@ -216,7 +219,8 @@ class ParsedCommand:
         if not text or re.search(r"\$\{?[@*1-9]|\bgetopts\b", text):
             return []
         problem = "does not seem to pass its arguments on, so the options that are added may have no effect"
-        hint = 'put "$@" at the end of its training command, or write {tp}, {mbs} where the values belong'
+        written = ", ".join(f"{{{name}}}" for name in names)
+        hint = f'put "$@" at the end of its training command, or write {written} where the values belong'
         return [f"{script.value} {problem}: {hint}"]
 
     @property

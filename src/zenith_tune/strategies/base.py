@@ -28,7 +28,7 @@ class TunedJob:
 
     subject: PlanSubject | None = None
     """Model, cluster and job, where the preset knows them."""
-    unplanned: str = "its preset knows no layouts"
+    unplanned: str = "it has no job: let PresetTuner run it, or call prepare() with one first"
     """Why there is no subject, and what would give one."""
     layout: Callable[[Mapping[str, Value]], Layout | None] = lambda params: None
     """The layout of a point."""
@@ -137,6 +137,10 @@ class TuningStrategy(ABC):
         """Return how many trials a run to the end is expected to take, or None if unknown."""
         bound = self.max_trials(search_space)
         return bound if bound is not None or self.ends_by_itself else self.default_n_trials
+
+    def scope(self) -> str:
+        """Return what is searched in a few words, where the strategy can say it: `707 layouts fit`."""
+        return ""
 
     def expected_best(self) -> Prediction | None:
         """Return what is expected of the best point before any trial, where the strategy predicts it."""

@@ -15,6 +15,7 @@ from zenith_tune.strategies.base import (
 )
 from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.trial import Trial
+from zenith_tune.units import whole
 
 FIXED: Mapping[str, Value] = {
     "pp": 1,
@@ -44,10 +45,11 @@ class MegatronHeuristicStrategy(TuningStrategy):
     ends_by_itself = True
 
     def __init__(self, *, n_gpus: int, **kwargs: object) -> None:
-        if n_gpus < 1 or n_gpus & (n_gpus - 1):
+        count = whole(str(n_gpus)) or 0  # a preset's arguments, which may be passed on to it, are often text
+        if not count or count & (count - 1):
             hint = "use a power of two, or --strategy optuna or grid"
             raise UsageError(f"megatron-heuristic needs n_gpus to be a power of two, but got {n_gpus}", hint=hint)
-        self.n_gpus = n_gpus
+        self.n_gpus = count
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         climb = _Climb(_choices(search_space), direction)
@@ -64,6 +66,12 @@ class MegatronHeuristicStrategy(TuningStrategy):
         pairs = self._pairs(choices)
         per_tp = 2 * len(_from(1, choices["mbs"])) - 1
         return sum(len(eps) + per_tp for eps in pairs.values() if eps)
+
+    def expected_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        """Return how many it takes where each climb ends halfway."""
+        choices = _choices(search_space)
+        pairs = [eps for eps in self._pairs(choices).values() if eps]
+        return sum(len(eps) + len(_from(1, choices["mbs"])) for eps in pairs)
 
     def _pairs(self, choices: Mapping[str, tuple[Value, ...]]) -> dict[int, list[int]]:
         """Return the ep choices, ascending, that go with each tp choice, descending."""

@@ -139,20 +139,23 @@ class MimoRankedStrategy(TuningStrategy):
         return strategy
 
     def prepare(self, job: TunedJob) -> None:
+        self._planned()
+        self._job = job
+
+    def _planned(self) -> MimoPoints:
         if self._points is None:
             problem = f"strategy {NAME} tries the layouts that preset mimo plans, but has none"
             raise UsageError(problem, hint="take --preset mimo and leave --strategy out")
-        self._job = job
+        return self._points
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
         self._tried, self._direction, self._is_over = [], direction, False
-        if self._points is None:
-            return
-        search = MimoSearch(self._points.plan, top=self._points.top)
-        self._learn_baseline(search, self._points)
+        points = self._planned()
+        search = MimoSearch(points.plan, top=points.top)
+        self._learn_baseline(search, points)
         while (following := search.next()) is not None:
             expected = f"{following.expected.step_s * 1e3:.1f} ms a step by the plan"
-            trial = eval_fn.run(self._points.point(following.prediction.candidate), f"{following.why}: {expected}")
+            trial = eval_fn.run(points.point(following.prediction.candidate), f"{following.why}: {expected}")
             self._learn(search, following, trial)
         self._is_over = True
 

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, replace
 
 from zenith_tune.study.budget import Budget
+from zenith_tune.study.changes import Change, changes_of
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
 from zenith_tune.study.precision import FIRST_LAUNCHES, TO_90
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
-from zenith_tune.units import count, format_bytes, format_seconds, format_value
+from zenith_tune.units import count, format_bytes, format_seconds, format_value, is_of_time
 
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
@@ -50,6 +51,10 @@ class Verdict:
     """Whether it is many times the noise, so that neither had to run again."""
     confirmed_on: str = ""
     """What the best met when it ran again, which a short trial may not, or why it could not."""
+    headline: str = ""
+    """The gain in one clause, without how it came about."""
+    changes: tuple[Change, ...] = ()
+    """What the best command has in place of the user's own."""
     ties: tuple[int, ...] = ()
     """Trials that are as fast as the best within the noise."""
     memory_share: float | None = None
@@ -75,6 +80,7 @@ def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: f
     results = study.lever_results
     return replace(
         found,
+        headline=f"{found.headline or found.sentence}{pays.replace(' and', ',', 1)}",
         sentence="; ".join(filter(None, (found.sentence, cut_off_sentence(results), f"{spent}{pays}"))),
         levers=results,
         gpu_hours=gpu_s / 3600,
@@ -104,13 +110,13 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         return Verdict(sentence=f"{found}; {compared}", memory_share=memory_share)
     if gain <= 0 and base is not None and not study.may_be_best(base):
         takes = _takes_more(study, base)
-        found = f"trial {study.number_of(best)} is the fastest within the memory limit"
+        found = f"trial {study.number_of(best)} is the best within the memory limit"
         sentence = f"{takes}: {found}, {1 + gain:.2f}x your own command"
         return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share)
     if gain <= 0 or study.fastest is base:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within
-        return Verdict(sentence=f"no gain: none of {num} is faster than your own command", speedup=1.0)
+        return Verdict(sentence=f"no gain: none of {num} is {_faster(best)} than your own command", speedup=1.0)
     return None
 
 
@@ -144,14 +150,17 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     is_faster = low > 1 and _faster(best) == "faster"
     levers = study.lever_speedup
     confirmed_on = str(best.extra.get(CONFIRMED_ON, ""))
+    speed = _speed(study, 1 + gain, low, high, is_confirmed=is_confirmed)
     parts = (
-        _speed(study, 1 + gain, low, high, is_confirmed=is_confirmed) + _phases(study, 1 + gain),
+        speed + _phases(study, 1 + gain),
         f"tied: {', '.join(f'trial {number}' for number in ties)}" if ties else "",
         confirmed_on,
         _memory(memory_share, safer),
     )
     return Verdict(
         sentence="; ".join(part for part in parts if part),
+        headline=speed,
+        changes=changes_of(study, 1 + gain),
         speedup=1 + gain,
         low=low,
         high=high,
@@ -203,8 +212,7 @@ def _safer(study: Study, memory_share: float | None, capacity_bytes: float | Non
 
 
 def _faster(trial: Trial) -> str:
-    is_speed = trial.step_s is not None or trial.unit.endswith(("/s", "/GPU", " s", "ms")) or trial.unit == "s"
-    return "faster" if is_speed else "better"
+    return "faster" if trial.step_s is not None or is_of_time(trial.unit) else "better"
 
 
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:

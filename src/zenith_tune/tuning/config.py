@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import platform
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,10 @@ PATIENCE = {
 }
 
 
+SCRIPT = re.compile(r"\.(?:py|sh)$")
+"""A word of a command that names its script."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     """One study: what is tuned, how it is searched and measured, where it is kept and when it stops."""
@@ -101,11 +106,13 @@ class StudyConfig:
     def timeouts(self) -> Timeouts:
         """The limits on a trial's duration."""
         given = self.options
+        # A run that takes longer may well have a better value that is no time.
+        dynamic = given.timeout_dynamic and self.evaluator.measures_time
         if given.timeout_margin is None:
-            return Timeouts(fixed_s=given.timeout, dynamic=given.timeout_dynamic)
+            return Timeouts(fixed_s=given.timeout, dynamic=dynamic)
         if not given.timeout_dynamic:
             raise UsageError("--timeout-margin goes with --timeout-dynamic", hint="give both")
-        return Timeouts(fixed_s=given.timeout, dynamic=True, margin=given.timeout_margin)
+        return Timeouts(fixed_s=given.timeout, dynamic=dynamic, margin=given.timeout_margin)
 
     @functools.cached_property
     def early_stop(self) -> EarlyStop | None:
@@ -249,6 +256,14 @@ class StudyConfig:
         )
 
     @property
+    def title(self) -> str:
+        """The job in one line: its script, and what the preset reads of it."""
+        script = next((Path(word).name for word in self.masked_command.split() if SCRIPT.search(word)), None)
+        name = script or (self.line.program or self.preset_name).rpartition("/")[2]
+        job = self.preset.describe_job(self.masked_command)
+        return f"{name}: {job or f'preset {self.preset_name}'}"
+
+    @property
     def runs_baseline(self) -> bool:
         """Whether the user's own command runs first; one that holds placeholders cannot."""
         return self.options.baseline and not placeholder_names(self.command, self.preset.placeholder_names())
@@ -325,18 +340,25 @@ class StudyConfig:
         if program is not None and "{" not in program and shutil.which(program) is None:
             raise UsageError(f"the program {program!r} of the training command does not exist or is not executable")
 
-    def notes(self, of_runner: Sequence[str] = ()) -> list[str]:
+    def warnings(self, of_runner: Sequence[str] = ()) -> list[str]:
         """Return what the user should know before the first trial."""
-        notes = [*self.preset.notes(self.command), *self.line.warnings(), *of_runner]
-        if self.secrets:
-            notes.append("secrets in the command are masked as *** in every file and in the best command")
+        found = [*self.preset.warnings(self.command), *self.line_warnings(), *of_runner]
         if self.options.baseline and not self.runs_baseline:
-            notes.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
+            found.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
-            notes.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
+            found.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
         if self.memory.headroom is not None and self.capacity_bytes is None:
             until = "only once a trial says how much memory they have"
-            notes.append(f"the GPUs are not known, so --headroom counts {until}")
+            found.append(f"the GPUs are not known, so --headroom counts {until}")
+        if self.options.timeout_dynamic and not self.timeouts.dynamic:
+            found.append(f"--timeout-dynamic ends no trial: no time or speed is measured ({self.evaluator.describe()})")
+        return found
+
+    def notes(self, of_runner: Sequence[str] = ()) -> list[str]:
+        """Return how the study goes about it."""
+        notes = [*self.preset.notes(self.command), *of_runner]
+        if self.secrets:
+            notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:
             notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, 2026-08-22): see --price")
         if self.runs_baseline and (short := self.short_steps({})) is not None:
@@ -344,6 +366,12 @@ class StudyConfig:
             notes.append(f"where Megatron Core allows it, a run begins with steps of {numbers}: see --whole-steps")
         limits = (self.timeouts.describe(), self.early_stop.describe() if self.early_stop else None)
         return [*notes, *(limit for limit in limits if limit)]
+
+    def line_warnings(self) -> list[str]:
+        """Return what may keep the options of trials from having an effect, but where placeholders stand for all."""
+        searched = [name for name, axis in self.preset.get_search_space().items() if len(axis.grid(2)) > 1]
+        left = [name for name in searched if name not in placeholder_names(self.command, searched)]
+        return self.line.warnings(left[:2]) if left else []
 
     def _placeholders(self) -> set[str]:
         return {*self.preset.placeholder_names(), TRIAL_FOLDER}

@@ -44,7 +44,7 @@ class Confirmation:
         # Its first run, on a machine that may have been cold, is what is in doubt most, and often all that is.
         lines = [] if is_due else self._own_again()
         if not (is_due or self._is_in_doubt()):
-            return [*lines, *self._drift()]
+            return lines
         again = self._again(first)
         num_before = sum(trial.is_rerun for trial in study.trials)
         lines += [*self._until_one_fits(again), *self._own_again()]
@@ -58,7 +58,7 @@ class Confirmation:
                     break
                 self._again(following)
         num_more = sum(trial.is_rerun for trial in study.trials) - num_before
-        return [self._verdict(first, again, gain, num_more, differs=differs), *lines, *self._drift()]
+        return [self._verdict(first, again, gain, num_more, differs=differs), *lines]
 
     def _until_one_fits(self, again: Trial) -> list[str]:
         """Run smaller points, each again as well, where the best runs out of memory on what its trial did not meet."""
@@ -140,16 +140,16 @@ class Confirmation:
             chosen = "it stays the best trial"
         return f"{line}: {verdict}; after {num_more} more run again {chosen}"
 
-    def _drift(self) -> list[str]:
-        """Say by how much the user's own command ran otherwise at the end than at the begin."""
+    def drift(self) -> str | None:
+        """Say by how much the user's own command ran otherwise at the end than at the begin, where it did."""
         study = self._session.study
         first, again = study.first_baseline, study.baseline
         gain = self._gain(again, over=first) if first is not None and again is not None and again is not first else None
         if first is None or again is None or gain is None or abs(gain) <= MIN_DIFFERENCE:
-            return []
+            return None
         at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
         was = f"your own command measured {at_first} at first and {at_end} at the end"
-        return [f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"]
+        return f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"
 
     def _again(self, trial: Trial) -> Trial:
         known = self._session.recorded.get(RunKey(trial.identity, rerun_of=trial.number))

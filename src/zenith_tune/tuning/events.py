@@ -33,11 +33,18 @@ class StudyPlan:
     """An upper bound on the trials, for the time left."""
     num_finished: int
     """Trials found in the record when the study is resumed."""
+    warnings: list[str]
+    """What the user should know before the first trial."""
     notes: list[str]
+    """How the study goes about it, for those who ask."""
     labels: dict[int, str]
     """The names of the finished trials."""
     study: Study
     """The study so far; it keeps changing."""
+    title: str = ""
+    """The job in one line: script, model, GPUs, batch, sequence."""
+    own_label: str = ""
+    """The layout of the user's own command, where it is known."""
     num_slots: int = 1
     """How many trials run side by side."""
     budget: Budget = field(default_factory=Budget)
@@ -108,6 +115,12 @@ class StudyListener:
 
     def noted(self, line: str) -> None:
         """Take note of something that the user should know."""
+
+    def explained(self, line: str) -> None:
+        """Take note of how the study goes about it, which a user need not know."""
+
+    def search_began(self, outlook: str) -> None:
+        """Take note of what is searched and what that will take, once the user's own command has run."""
 
     def study_ended(self, end: StudyEnd) -> None:
         """Take note of the end, whatever brought it."""

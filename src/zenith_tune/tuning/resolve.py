@@ -27,6 +27,8 @@ from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.options import Axes, Pairs, TuneOptions, flag
 from zenith_tune.tuning.place import StudyPlace, check_text
 
+OF_THE_JOB = ("cluster", "model", "gpus", "gbs", "seq", "topology")
+"""Options that are arguments of the preset."""
 EXAMPLES = {"slurm": "partition=gpu,time=00:20:00", "runner_args": "grace_s=10", "strategy_args": "seed=1"}
 
 
@@ -134,10 +136,14 @@ def _tune_args(options: TuneOptions) -> dict[str, Any]:
     if allowed := [options.allow] if isinstance(options.allow, str) else options.allow:
         args["allow"] = "+".join([*filter(None, [args.get("allow")]), *allowed])
     if options.topology is not None:
-        if "topology" in args:
-            raise UsageError("--topology and --args topology= say the same", hint="give one of them")
         read_topology(Path(options.topology))  # a mistake is reported before anything runs
-        args["topology"] = str(options.topology)
+    for name in OF_THE_JOB:
+        value, key = getattr(options, name), "n_gpus" if name == "gpus" else name
+        if value is None:
+            continue
+        if key in args:
+            raise UsageError(f"{flag(name)} and --args {key}= say the same", hint="give one of them")
+        args[key] = str(value)
     return args
 
 

@@ -77,6 +77,8 @@ def test_an_exit_code_of_zero_is_no_failure_whatever_the_log_says() -> None:
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes",
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
         "2026-11-15 01:11:41 [rank3]: torch.OutOfMemoryError: HIP out of memory.",
+        "CUDA out of memory. (tp=8 ep=1 mbs=16 activation=full)",
+        "CUDA out of memory",
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "[rank3]: ", "[default3]:", "3: "])
@@ -88,7 +90,14 @@ def test_every_form_of_running_out_of_memory_is_known(line: str, prefix: str) ->
 
 
 @pytest.mark.parametrize(
-    "line", ["no out of memory so far", "Tip: lower mbs to avoid running out of memory", "OutOfMemory"]
+    "line",
+    [
+        "no out of memory so far",
+        "Tip: lower mbs to avoid running out of memory",
+        "OutOfMemory",
+        "CUDA out of memory errors are avoided by a lower mbs",
+        "0 times CUDA out of memory.",
+    ],
 )
 def test_a_harmless_line_is_not_out_of_memory(line: str) -> None:
     assert failure(line + "\n").kind is FailureKind.CRASH

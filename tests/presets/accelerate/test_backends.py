@@ -70,7 +70,7 @@ def test_no_recomputation_is_a_block_of_no_layers(tmp_path: Path) -> None:
 def test_selective_recomputation_is_for_a_script_that_asks_for_it(tmp_path: Path) -> None:
     text = command(write(tmp_path, "MEGATRON_LM"))
     assert "selective" not in choices(bound(text))["recompute"]
-    assert any("other_megatron_args" in note for note in bound(text).notes(text))
+    assert any("other_megatron_args" in note for note in bound(text).warnings(text))
     preset = bound(text, recompute_option="--recompute")
     assert choices(preset)["recompute"] == ["full", "none", "selective"]
     params = point(preset, recompute="selective")
@@ -111,15 +111,15 @@ def test_expert_degrees_are_searched_where_the_model_is_a_mixture(tmp_path: Path
     mixture, dense = bound(own, model="mixtral-8x7b"), bound(own, model="llama2-7b")
     assert (axes(mixture)["ep"], axes(dense)["ep"], axes(bound(own))["ep"]) == (5, 1, 1)
     assert axes(bound(own, model="mixtral-8x7b", search="tp+pp"))["ep"] == 1, "what is named is all"
-    assert any("search=default+cp " in note for note in mixture.notes(own))
-    assert any("search=default+cp+ep " in note for note in dense.notes(own))
+    assert any("search=default+cp " in note for note in mixture.warnings(own))
+    assert any("search=default+cp+ep " in note for note in dense.warnings(own))
 
 
 def test_degrees_that_the_file_has_above_one_are_searched(tmp_path: Path) -> None:
     sizes = "  megatron_lm_context_parallel_size: 2\n  megatron_lm_expert_model_parallel_size: 2\n"
     own = command(write(tmp_path, "MEGATRON_LM", MEGATRON + sizes))
     assert (axes(bound(own))["cp"], axes(bound(own))["ep"]) == (5, 5)
-    assert not any("search=default" in note for note in bound(own).notes(own))
+    assert not any("search=default" in note for note in bound(own).warnings(own))
 
 
 def test_context_parallelism_counts_into_the_batch_as_accelerate_counts_it(tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_context_parallelism_counts_into_the_batch_as_accelerate_counts_it(tmp_p
     layout = preset.layout(params)
     assert (layout.dp, layout.num_micro_batches) == (2, 8), "DP is n_gpus / (TP * PP * CP)"
     assert part(config_of(preset, **params))["megatron_lm_num_micro_batches"] * 4 * 1 == layout.global_batch
-    assert any(mentions(note, "cp", "micro-batches") for note in preset.notes(text))
-    assert not any("cp above" in note for note in bound(text, search="tp").notes(text))
+    assert any(mentions(note, "cp", "micro-batches") for note in preset.warnings(text))
+    assert not any("cp above" in note for note in bound(text, search="tp").warnings(text))
 
 
 def test_traps_of_the_users_own_file_are_noted(tmp_path: Path) -> None:
     text = command(write(tmp_path, "MEGATRON_LM", MEGATRON + "  megatron_lm_tp_degre: 2\n"))
-    notes = bound(text).notes(text)
+    notes = bound(text).warnings(text)
     assert any(mentions(note, "megatron_lm_context_parallel_size", 2, 1) for note in notes)
     assert any(mentions(note, "megatron_lm_recompute_activations", "recompute_granularity") for note in notes)
     assert any(mentions(note, "megatron_lm_tp_degre") for note in notes)
@@ -298,7 +298,7 @@ def test_what_a_trial_must_know_is_not_left_to_the_shell(
     with pytest.raises(UsageError) as caught:
         bound(text)
     assert caught.value.hint
-    assert option.split()[0] in caught.value.problem or "n_gpus=8" in caught.value.hint
+    assert option.split()[0] in caught.value.problem or "--gpus 8" in caught.value.hint
 
 
 def test_a_number_that_the_shell_knows_may_be_given_beside_the_command(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_runs import running
 from tests.mentions import mentions
 from tests.presets.accelerate.jobs import bound, choices, command, config_of, point, write
 from zenith_tune import PresetTuner
@@ -151,7 +152,7 @@ def test_without_an_option_for_the_batch_only_the_rest_is_tuned(tmp_path: Path) 
     text = command(write(tmp_path, "MEGATRON_LM"), more="")
     preset = bound(text)
     assert "mbs" not in preset.get_search_space()
-    assert "steps/s" in " ".join(preset.notes(text))
+    assert "steps/s" in " ".join(preset.warnings(text))
     for tp, steps in {8: 8, 4: 4, 2: 2}.items():
         assert config_of(preset, tp=tp)["megatron_lm_config"]["megatron_lm_num_micro_batches"] == steps
     assert mentions(preset.explain(point(preset, tp=1, pp=1)), "1 * 16", 8)
@@ -235,3 +236,16 @@ def test_labels_say_what_has_a_choice(tmp_path: Path) -> None:
     assert bound(command(write(tmp_path, "FSDP"))).label({"reshard": False, "checkpointing": True, "mbs": 1}) == (
         "no-reshard checkpointing mbs1"
     )
+
+
+def test_a_dry_run_says_what_only_a_run_can_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))\n")
+    launch = ("--", "accelerate", "launch", "--multi_gpu", "--num_processes", "8", "train.py")
+    done = running("optimize", capsys)("--dry-run", *launch)
+    assert done.code == 0, done.err
+    assert " ".join(launch[1:]) in done.out and "nothing to search" in done.out.splitlines()[-1]
+    refused = running("optimize", capsys)("--dry-run", "--no-baseline", *launch)
+    assert refused.code == 2 and "nothing to search" in refused.err

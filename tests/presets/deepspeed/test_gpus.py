@@ -76,8 +76,8 @@ def test_ranks_that_share_a_model_are_no_data_parallel_ranks(tmp_path: Path) -> 
         (PLAIN, "deepspeed --autotuning soon --num_gpus 4 train.py --deepspeed DS", {}, ("--autotuning",)),
         (PLAIN, "deepspeed --num_gpus 4 train.py --deepspeed DS", {"n_gpus": 2}, ("n_gpus", 2, 4)),
         (PLAIN, "deepspeed --num_gpus 5 train.py --deepspeed DS", {}, (5, 64)),
-        ({}, "deepspeed --num_gpus 4 train.py --deepspeed DS", {}, ("train_batch_size", "gbs=256")),
-        (PLAIN, "python train.py --deepspeed DS", {}, ("n_gpus=8",)),
+        ({}, "deepspeed --num_gpus 4 train.py --deepspeed DS", {}, ("train_batch_size", "--gbs 256")),
+        (PLAIN, "python train.py --deepspeed DS", {}, ("--gpus 8",)),
         (
             {**PLAIN, "train_batch_size": [8, 16]},
             "deepspeed --num_gpus 4 train.py --deepspeed DS",

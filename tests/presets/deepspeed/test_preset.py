@@ -226,7 +226,7 @@ def test_memory_is_predicted_where_model_and_machine_are_known(tmp_path: Path) -
     assert preset.explain(point(preset, stage=3)) is None
     unknown = bound(command(path))
     assert unknown.explain(point(unknown, stage=0)) is None
-    assert any("memory" in note and "model=" in note for note in unknown.notes(""))
+    assert any("memory" in note and "--model" in note for note in unknown.notes(""))
 
 
 def test_a_plan_has_the_layouts_of_deepspeed(tmp_path: Path) -> None:

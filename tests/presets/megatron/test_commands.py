@@ -164,19 +164,19 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 12
             f"srun -N 2 python pretrain_gpt.py {SHAPE} --micro-batch-size 1",
             {},
             ("--nproc-per-node",),
-            ("--args n_gpus=8",),
+            ("--gpus 8",),
         ),
         (
             f"torchrun --nproc-per-node gpu pretrain_gpt.py {SHAPE} --micro-batch-size 1",
             {},
             ("--nproc-per-node",),
-            ("--args n_gpus=8",),
+            ("--gpus 8",),
         ),
         (
             f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}",
             {},
             ("--global-batch-size",),
-            ("--args gbs=256",),
+            ("--gbs 256",),
         ),
         (
             f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --micro-batch-size 1",
@@ -188,7 +188,7 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 12
             "torchrun --nproc-per-node 8 pretrain_gpt.py --use-checkpoint-args --seq-length 128",
             {},
             ("--num-layers, --hidden-size, --num-attention-heads",),
-            ("--args model=llama3-8b", "config.json"),
+            ("--model llama3-8b", "config.json"),
         ),
         (
             f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --micro-batch-size 1 "
@@ -239,7 +239,7 @@ def test_gpus_are_counted_by_what_starts_them(command: str, n_gpus: int) -> None
 
 def test_the_world_size_of_the_tuners_own_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="n_gpus=8"):
+    with pytest.raises(UsageError, match="--gpus 8"):
         read(f"srun python pretrain_gpt.py {SHAPE} --micro-batch-size 1")
 
 

@@ -160,11 +160,11 @@ def test_a_cluster_that_is_unknown_or_too_small_is_refused(tmp_path: Path, monke
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B).subject(LLAMA3_8B)
-    assert "nvidia-smi" in caught.value.problem and "--args cluster=h100x8" in caught.value.hint
+    assert "nvidia-smi" in caught.value.problem and "--cluster h100x8" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         bound(LLAMA3_8B, cluster="h100x4").subject(LLAMA3_8B)
     assert "8 GPUs" in caught.value.problem and "h100x4" in caught.value.problem
-    assert "--args cluster=h100x8" in caught.value.hint
+    assert "--cluster h100x8" in caught.value.hint
 
 
 def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,13 +184,14 @@ def test_notes_say_what_was_read_and_what_may_spoil_a_trial(tmp_path: Path, monk
         ("tp, pp, vp, ep, etp, mbs, recompute",),
         ("--log-interval 1",),
         ("--moe-router-force-load-balancing", "routing=as-is"),
-        ("--rampup-batch-size",),
-        ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp"),
         ("optional settings", "overlap", "permute_fusion", "--allow"),
     ]
+    warned = [("--rampup-batch-size",), ("CUDA_DEVICE_MAX_CONNECTIONS=1", "tp", "cp")]
+    ramped = bound(f"{MIXTRAL} --rampup-batch-size 32 32 1000")
     for notes, named in (
         (bound(ONE_H200).notes(ONE_H200), small),
-        (bound(f"{MIXTRAL} --rampup-batch-size 32 32 1000").notes(MIXTRAL), mixture),
+        (ramped.notes(MIXTRAL), mixture),
+        (ramped.warnings(MIXTRAL), warned),
     ):
         assert [mentions(note, *parts) for note, parts in zip(notes, named, strict=True)] == [True] * len(named), notes
 
@@ -199,9 +200,9 @@ def test_notes_name_the_script_and_what_it_hides(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     text = f'ARGS=(--seed 1)\nwhile read -r line; do ARGS+=($line); done < more\n{ONE_H200} ${{ARGS[@]}} "$@"\n'
     Path("train.sh").write_text(text)
-    notes = bound("bash train.sh").notes("bash train.sh")
-    assert mentions(notes[0], "train.sh", "llama-like 1.5B")
-    assert any(mentions(note, "train.sh", "ARGS") for note in notes[1:])
+    preset = bound("bash train.sh")
+    assert mentions(preset.notes("bash train.sh")[0], "train.sh", "llama-like 1.5B")
+    assert any(mentions(note, "train.sh", "ARGS") for note in preset.warnings("bash train.sh"))
 
 
 @pytest.mark.parametrize(

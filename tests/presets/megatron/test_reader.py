@@ -170,7 +170,7 @@ def test_a_run_under_a_condition_that_is_not_followed_is_reported(tmp_path: Path
         (f"mkdir -p logs && {line}", False),
     ):
         script.write_text(text)
-        notes = [note for note in preset.notes(f"bash {script}") if "is it the run meant" in note]
+        notes = [note for note in preset.warnings(f"bash {script}") if "is it the run meant" in note]
         assert bool(notes) is is_reported, text
 
 

@@ -63,11 +63,11 @@ def test_progress_has_the_same_unit_and_values_as_the_measurement() -> None:
 def test_without_a_sequence_or_a_batch_it_falls_back_and_says_why() -> None:
     measured = MegatronEvaluator("tokens_per_s").measure(STEADY, {"command": "bash train.sh"})
     assert (measured.value, measured.unit) == (16.0, "samples/s")
-    assert mentions(measured.extra["fallback"], "tokens/s", "--args seq=4096")
+    assert mentions(measured.extra["fallback"], "tokens/s", "--seq 4096")
     assert measured.extra["global_batch_size"] == 8
     measured = MegatronEvaluator("tokens_per_s", seq=1024).measure(WITHOUT_BATCH, {})
     assert (measured.value, measured.unit) == (2.0, "iterations/s")
-    assert mentions(measured.extra["fallback"], "tokens/s", "--args gbs=16")
+    assert mentions(measured.extra["fallback"], "tokens/s", "--gbs 16")
     assert MegatronEvaluator("tokens_per_s", seq=1024, gbs=4).evaluate(WITHOUT_BATCH, {}) == 4 * 1024 / 0.5
 
 
@@ -135,7 +135,7 @@ def test_the_preset_asks_for_it_where_it_knows_the_sequence(
 
 def test_samples_that_may_be_shorter_than_the_sequence_are_noted() -> None:
     preset = MegatronPreset(n_gpus=8, gbs=16)
-    [note] = preset.notes("megatron sft --max_length 4096")
+    [note] = preset.warnings("megatron sft --max_length 4096")
     assert mentions(note, "tokens/s", "--max_length")
-    assert preset.notes("megatron sft --max_length 4096 --packing true") == []
-    assert preset.notes("python train.py --seq-length 4096") == []
+    assert preset.warnings("megatron sft --max_length 4096 --packing true") == []
+    assert preset.warnings("python train.py --seq-length 4096") == []

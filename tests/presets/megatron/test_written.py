@@ -31,7 +31,7 @@ def test_sizes_and_batches_are_replaced_where_they_stand_and_added_where_not() -
     assert "--micro-batch-size 2 --global-batch-size 128" in line.text
     assert "--tensor-model-parallel-size 4" in line.text
     assert "--pipeline-model-parallel-size 2" in line.text
-    assert line.get("--context-parallel-size") == "1"
+    assert not line.has("--context-parallel-size"), "Megatron takes 1 by itself"
     assert line.text.startswith(LLAMA3_8B[:200])
     assert not line.has("--expert-model-parallel-size") and not line.has("--expert-tensor-parallel-size")
 
@@ -45,9 +45,19 @@ def test_the_spelling_of_the_command_is_kept() -> None:
     assert text == (
         "torchrun --nproc_per_node=8 pretrain_gpt.py --num_layers=32 --hidden_size=4096 --num_attention_heads=32 "
         "--seq_length=4096 --micro_batch_size=4 --global_batch_size=64 --recompute_granularity=full "
-        "--tensor_model_parallel_size=2 --pipeline_model_parallel_size=2 --context_parallel_size=1 "
+        "--tensor_model_parallel_size=2 --pipeline_model_parallel_size=2 "
         "--num_virtual_stages_per_pipeline_rank=4 --recompute_method=block --recompute_num_layers=2 "
         "--sequence_parallel"
+    )
+
+
+def test_what_the_script_has_already_is_not_said_again(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f'exec {SMALL} --tensor-model-parallel-size 4 --sequence-parallel "$@"\n')
+    command = f"bash {script}"
+    assert applied(command, {"tp": 4, "mbs": 1}).text == command
+    assert applied(command, {"tp": 1, "mbs": 2}).text == (
+        f"{command} --tensor-model-parallel-size 1 --micro-batch-size 2"
     )
 
 

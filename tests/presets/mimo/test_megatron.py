@@ -375,7 +375,7 @@ def test_a_shell_script_that_passes_its_arguments_on_is_read(tmp_path: Path) -> 
     [
         (COMMAND.replace("--hidden-size 2688", ""), {}, ("--hidden-size",)),
         (COMMAND.replace("--global-batch-size 8", ""), {}, ("--global-batch-size",)),
-        (COMMAND.replace("--nproc-per-node 8", ""), {}, ("n_gpus=8",)),
+        (COMMAND.replace("--nproc-per-node 8", ""), {}, ("--gpus 8",)),
         (COMMAND.replace("MEMEM*EMEMEM*EMEMEM*", "MGMG"), {}, ("M * - E", "G")),
         (
             f"{COMMAND} --decoder-first-pipeline-num-layers 3",

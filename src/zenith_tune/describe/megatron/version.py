@@ -76,7 +76,8 @@ def read_version(folder: Path) -> MegatronVersion | None:
     return MegatronVersion(**numbers, pre_release=label[1] if label else "", folder=folder)
 
 
-PYTHONS = re.compile(r"python[0-9.]*|torchrun")
+PYTHONS = re.compile(r"python[0-9.]*|torchrun|megatron")
+"""Programs of the environment whose packages a run uses, ms-swift's own among them."""
 PACKAGES = ("site-packages", "dist-packages")
 MAX_ENTRIES = 64
 _UNKNOWN = re.compile(r"[$`{\0]")
@@ -94,7 +95,8 @@ def _folders(run: ProgramRun, environment: Mapping[str, str]) -> Iterator[Path]:
     if path := run.variables.get("PYTHONPATH", environment.get("PYTHONPATH", "")):
         entries = (_placed(entry, run.folder) for entry in path.split(os.pathsep)[:MAX_ENTRIES])
         yield from (entry for entry in entries if entry is not None)
-    python = next((part for part in run.launcher if PYTHONS.fullmatch(part.rpartition("/")[2])), None)
+    parts = (*run.launcher, run.program)
+    python = next((part for part in parts if PYTHONS.fullmatch(part.rpartition("/")[2])), None)
     if python is not None and (start := _started(python, run, environment)) is not None:
         # A link to another Python is not followed: an environment's packages are next to the link.
         for packages in PACKAGES:

@@ -84,6 +84,7 @@ _DEVICE_MEMORY = (
         "out of memory",
         re.compile(
             rf"Error: {_DEVICE} out of memory|{_DEVICE} out of memory\. Tried to allocate"
+            rf"|^{_DEVICE} out of memory(?:[.:!]|$)"  # of a program that prints it without an exception
             rf"|{_DEVICE}(?: driver)? error: out of memory|[Cc]uda failure[ 0-9]{{0,6}}'out of memory'"
         ),
     ),

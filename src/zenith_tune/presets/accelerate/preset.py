@@ -54,14 +54,19 @@ from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Trial
 
 
-def accelerate_notes(backend: Backend) -> list[str]:
-    """Return the notes, one line each."""
+def what_was_read(backend: Backend) -> str:
+    """Return the job in a few words, and what stays of it."""
     job = backend.job
     batch = f"global batch {backend.global_batch}" if backend.own_micro_batch else "the batch"
-    notes = [
+    return (
         f"{job.settings.source}: {job.settings.get('distributed_type')} on {job.num_gpus} processes; {batch} stays, "
         f"and each trial has a file of its own, in the keys of Accelerate {CHECKED_VERSION}"
-    ]
+    )
+
+
+def traps(backend: Backend) -> list[str]:
+    """Return what the user's own file does not do as one may think, one line each."""
+    job, notes = backend.job, []
     if job.settings.unread:
         names = ", ".join(job.settings.unread)
         notes.append(f"Accelerate reads no key {names}, so it has no effect and is left out: correct its name")
@@ -97,7 +102,7 @@ def _backend_notes(backend: Backend) -> list[str]:
 def _still_note(still: list[str]) -> str:
     reasons = {
         "cp": "cp, with which Accelerate feeds Megatron too few micro-batches unless Megatron reads the data",
-        "ep": "ep, which is for a mixture of experts that --args model=NAME describes",
+        "ep": "ep, which is for a mixture of experts that --model NAME describes",
     }
     what = "; and ".join(reasons[name] for name in still)
     return f"not searched: {what}; --args search=default+{'+'.join(still)} would"
@@ -288,8 +293,11 @@ class AcceleratePreset(FrameworkPreset[Backend, AccelerateArguments]):
             settings=backend.settings(params),
         )
 
+    def warnings(self, command: str) -> list[str]:
+        return traps(self._space)
+
     def notes(self, command: str) -> list[str]:
-        notes = [*accelerate_notes(self._space), *self._plan_notes()]
+        notes = [what_was_read(self._space), *self._plan_notes()]
         island = self._island() if isinstance(self._space, MegatronBackend) else None
         notes += [] if island is None else [island.reason]
         return [*notes, *self._lever_notes(command)]

@@ -157,7 +157,7 @@ class Backend(AxisSpace, ABC):
             problem = (
                 f"the global batch must be a multiple of the {self.least_ranks} data-parallel ranks, but got {found}"
             )
-            raise UsageError(problem, hint=f"give --args gbs={max(found // self.least_ranks, 1) * self.least_ranks}")
+            raise UsageError(problem, hint=f"give --gbs {max(found // self.least_ranks, 1) * self.least_ranks}")
         return found
 
     @property
@@ -178,7 +178,7 @@ class Backend(AxisSpace, ABC):
             problem = (
                 f"{PRESET} must know the global batch, but the command has no value for {job.mbs_option or '{mbs}'}"
             )
-            raise UsageError(problem, hint="add it, or give --args gbs=256")
+            raise UsageError(problem, hint="add it, or give --gbs 256")
         found = [size for size in divisors(self.global_batch // self.least_ranks) if size <= mbs_max]
         own = self.own_micro_batch
         return tuple(sorted(found, key=lambda size: (size != own, size)))

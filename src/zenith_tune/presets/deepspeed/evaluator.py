@@ -51,7 +51,7 @@ class DeepSpeedEvaluator(SpeedEvaluator):
             hint = "take --preset deepspeed with --args metric=flops, or the objective throughput"
             raise UsageError("the objective flops needs flops_per_sample and n_gpus, but has not both", hint=hint)
         if objective == "tokens_per_s" and seq is None:
-            raise UsageError("the objective tokens_per_s needs the tokens of a sample", hint="give --args seq=2048")
+            raise UsageError("the objective tokens_per_s needs the tokens of a sample", hint="give --seq 2048")
         self.gbs, self.n_gpus, self.flops_per_sample = gbs, n_gpus, flops_per_sample
         self.seq, self.contents = seq, contents
 

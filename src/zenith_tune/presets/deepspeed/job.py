@@ -187,10 +187,10 @@ def _global_batch(
         problem = (
             f"{PRESET} must know the global batch, but {config.source} has neither train_batch_size nor a micro-batch"
         )
-        raise UsageError(problem, hint="add train_batch_size, or give --args gbs=256")
+        raise UsageError(problem, hint="add train_batch_size, or give --gbs 256")
     if found % num_ranks or found > MOST:
         problem = f"the global batch must be a multiple of the {num_ranks} data-parallel ranks, but got {found}"
-        raise UsageError(problem, hint=f"give --args gbs={max(found // num_ranks, 1) * num_ranks}, or change the JSON")
+        raise UsageError(problem, hint=f"give --gbs {max(found // num_ranks, 1) * num_ranks}, or change the JSON")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -49,10 +50,12 @@ def recognises(command: str) -> bool:
 def without_layout(command: str) -> str:
     """Return the command of a script that `plan --emit` wrote, without the layout that it has by itself.
 
+    One that the user gives stays.
+
     >>> without_layout("bash run.sh")
     'LAYOUT= bash run.sh'
     """
-    if _SAYS_LAYOUT.search(command):
+    if LAYOUT_VARIABLE in os.environ or _SAYS_LAYOUT.search(command):
         return command
     # In front of several commands it would count for the first alone.
     return (

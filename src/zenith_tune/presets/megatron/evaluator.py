@@ -114,7 +114,7 @@ class MegatronEvaluator(SpeedEvaluator):
         at = " and ".join(f"{name} {value}" for name, value in known.items() if value)
         caveat = ""
         if self.objective == "tokens_per_s" and self.seq is None:
-            caveat = " (samples/s unless the command or the log tells the sequence: give seq=4096)"
+            caveat = " (samples/s unless the command or the log tells the sequence: give --seq 4096)"
         return f"megatron {self.objective}{' at ' if at else ''}{at}{caveat}, {self.direction}"
 
     def _bare_rates(self, log: str) -> list[Step]:
@@ -138,8 +138,8 @@ class MegatronEvaluator(SpeedEvaluator):
     def _extra(self, logged: LoggedSteps, rates: Mapping[str, list[float]], unit: str) -> dict[str, Value]:
         extra = super()._extra(logged, rates, unit)
         if self.objective == "tokens_per_s" and unit not in (TOKENS, TFLOPS):
-            what, hint = ("sequence length", "seq=4096") if rates[SAMPLES] else ("global batch size", "gbs=16")
-            why = f"tokens/s needs the {what}, which neither the command nor the log tells: give --args {hint}"
+            what, hint = ("sequence length", "seq 4096") if rates[SAMPLES] else ("global batch size", "gbs 16")
+            why = f"tokens/s needs the {what}, which neither the command nor the log tells: give --{hint}"
             extra["fallback"] = why
         return extra
 

@@ -51,7 +51,7 @@ FULLY_SHARDED = 3
 BALANCED, AS_IS = ROUTINGS = ("balanced", "as-is")
 """How tokens go to experts while something is measured: to all alike, or where the command's own router sends them."""
 MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
-SHAPE_HINT = "add them, or name the model by --args model=llama3-8b or the path of a config.json"
+SHAPE_HINT = "add them, or name the model by --model llama3-8b or the path of a config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ def num_gpus_of(run: ProgramRun, given: MegatronLmOverrides) -> int:
     found = given.n_gpus or started
     if found is None:
         problem = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
-        raise UsageError(problem, hint="give --args n_gpus=8")
+        raise UsageError(problem, hint="give --gpus 8")
     return at_most("the number of GPUs", found, MAX_GPUS)
 
 
@@ -283,7 +283,7 @@ def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
     found = args.count("--global-batch-size") or (mbs * max(dp, 1) if mbs else None)
     if found is None:
         problem = f"{PRESET} must know the global batch, but the command has no --global-batch-size"
-        raise UsageError(problem, hint="add it, or give --args gbs=256")
+        raise UsageError(problem, hint="add it, or give --gbs 256")
     return at_most("the global batch", found, MOST)
 
 

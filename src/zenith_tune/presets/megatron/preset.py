@@ -94,7 +94,13 @@ def job_notes(space: MegatronLmSpace) -> list[str]:
     job = space.job
     notes = [what_was_read(job), version_note(job.version)]
     notes.append(f"searched: {', '.join(space.open_names) or 'nothing, there is one layout'}")
-    notes += _hidden(job) + _log(job) + routing_notes(job)
+    return notes + _log(job) + routing_notes(job)
+
+
+def job_warnings(space: MegatronLmSpace) -> list[str]:
+    """Return one line for each thing that the user may want to change."""
+    job = space.job
+    notes = _hidden(job)
     if option := job.args.first("--rampup-batch-size", "--step-batch-size-schedule"):
         notes.append(f"{option} in your command changes the batch as it trains: a trial measures its beginning alone")
     if option := job.args.first("--save", "--load"):
@@ -338,6 +344,9 @@ class MegatronLmPreset(MegatronFamily[MegatronLmSpace, MegatronLmArguments]):
             return MegatronEvaluator(gbs=self._given.gbs)
         job = self._bound.job
         return MegatronEvaluator(gbs=job.start.global_batch, seq=job.job.seq_len or None)
+
+    def warnings(self, command: str) -> list[str]:
+        return job_warnings(self._of(command))
 
     def notes(self, command: str) -> list[str]:
         return [*job_notes(self._of(command)), *self._lever_notes(command)]

@@ -52,12 +52,14 @@ WRITTEN: Mapping[str, tuple[str, ...]] = {
 """The options that each parameter sets or takes away."""
 SET_ONLY = frozenset((*(SIZES | EXPERTS).values(), MODULES))
 """Those that are never taken away: Megatron takes the last value of an option that is given twice."""
+ONE_BY_DEFAULT = dict.fromkeys((OPTIONS[name] for name in ("tp", "pp", "cp", "ep")), 1)
+"""What Megatron takes where it is not given."""
 MIN_WHOLE_STEPS = 3
 """Whole steps that must be left to a run that begins with short ones."""
 
 
 def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapping[str, Value]) -> str:
-    """Return a command whose placeholders are filled, and in which all other options of a layout are set.
+    """Return a command whose placeholders are filled, and in which a layout's options are set where they differ.
 
     A script that does not pass its arguments on takes values by placeholders alone: nothing is set for it.
     """
@@ -66,9 +68,25 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
     if not job.takes_options:
         return fill_placeholders(command, values)[0]
     experts = EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
-    line = ParsedCommand.of(fill_or_set(command, SIZES | (experts if job.has_experts else {}), values))
-    text = with_options(line, wanted_switches(job, layout, params, filled)).text
+    sizes = SIZES | (experts if job.has_experts else {})
+    missing = {name: option for name, option in sizes.items() if name in filled or not _has(job, option, values[name])}
+    line = ParsedCommand.of(fill_or_set(command, missing, values))
+    switches = wanted_switches(job, layout, params, filled)
+    text = with_options(line, {name: value for name, value in switches.items() if not _has(job, name, value)}).text
     return text if job.fixed is None else without_layout(text)
+
+
+def _has(job: MegatronJob, option: str, value: Value | None) -> bool:
+    """Return whether the command, or the script that it runs, has this value already, or Megatron takes it by itself.
+
+    Not where the script's own layout is taken away, or may be added to under a condition that is not followed.
+    """
+    if job.fixed is not None or (job.run is not None and (job.run.extended or job.run.is_guarded)):
+        return False
+    own = job.args.text(option)
+    if value is True:
+        return own == ""
+    return value is not None and (own or str(ONE_BY_DEFAULT.get(option, ""))) == str(value)
 
 
 def wanted_switches(

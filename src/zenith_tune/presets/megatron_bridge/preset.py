@@ -85,7 +85,7 @@ class MegatronBridgePreset(MegatronLmPreset):
         found = RecipeConfig.in_log(log)
         if found is None and self._config is None:
             problem = f"{PRESET} knows what a recipe sets by the configuration that a run prints, but there is none"
-            hint = f"leave --no-baseline and --dry-run out, or add {SAVED}=F and run it with --dry-run first"
+            hint = f"leave --no-baseline out, or add {SAVED}=F and run it with --dry-run first"
             raise UsageError(problem, hint=hint)
         if found is None:
             return []

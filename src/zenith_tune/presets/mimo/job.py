@@ -20,6 +20,7 @@ from zenith_tune.planner.mimo.prediction import (
     plan_mimo,
     predict,
 )
+from zenith_tune.presets.arguments import sizes_of
 from zenith_tune.study.parameters import BoolParameter, CategoricalParameter, Parameter, Params, Value
 
 PRESET = "preset mimo"
@@ -53,9 +54,9 @@ class MimoArguments:
         for name, amount in amounts.items():
             if amount is not None and not 0 < amount < math.inf:
                 raise UsageError(f"{name} must be a number above 0, but got {amount:g}: correct it")
-        for name, value in vars(self).items():
-            if type(value) is int and name not in amounts and not 1 <= value <= MOST:
-                raise UsageError(f"{name} must be from 1 to {MOST}, but got {value}: correct it")
+        for name, value in sizes_of(self).items():
+            if value is not None and not (isinstance(value, int) and 1 <= value <= MOST):
+                raise UsageError(f"{name} must be a whole number from 1 to {MOST}, but got {value!r}: correct it")
         self.items  # noqa: B018 - mistakes in it are reported before anything runs
 
     @functools.cached_property
@@ -92,7 +93,7 @@ def checked_ranks(num_ranks: int) -> int:
     """Return a number of ranks that layouts can be searched for."""
     if not 2 <= num_ranks <= MOST_RANKS:
         problem = f"{PRESET} searches layouts for 2 to {MOST_RANKS} ranks"
-        raise UsageError(f"{problem}, but the command has {num_ranks}", hint="give --args n_gpus=8")
+        raise UsageError(f"{problem}, but the command has {num_ranks}", hint="give --gpus 8")
     return num_ranks
 
 

@@ -61,7 +61,7 @@ def read_megatron(run: ProgramRun, given: MimoArguments) -> ReadCommand:
     num_ranks = given.n_gpus or pretrain_gpus(run)
     if num_ranks is None:
         problem = f"{PRESET} must know the number of GPUs, but the command does not say"
-        raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
+        raise UsageError(problem, hint="give --gpus 8, or --nproc-per-node 8 in the command")
     cluster = job_cluster(given.cluster, num_ranks)
     job = _job(args, cluster, checked_ranks(num_ranks), given)
     experts = job.language.num_experts

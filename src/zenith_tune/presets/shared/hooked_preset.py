@@ -94,7 +94,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         if job is None:
             if not self._space.job.is_known:
                 problem = f"{self.title} can only learn what a script sets in its Trainer by running it"
-                raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
+                raise UsageError(problem, hint="leave --no-baseline out")
             return []
         planned, model = self._subject.get(), None if self._given.model else LiveModel.of(run.model)
         if model is not None:
@@ -183,7 +183,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
 
     def _named_model(self) -> ModelSpec:
         if self._given.model is None:
-            raise UsageError("the model is seen when your own command runs", hint="or give --args model=NAME")
+            raise UsageError("the model is seen when your own command runs", hint="or give --model NAME")
         return job_model(self._given.model)
 
     def _looked_up(self) -> PlanSubject:

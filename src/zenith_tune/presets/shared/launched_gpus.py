@@ -166,7 +166,7 @@ def job_gpus(title: str, given: int | None, started: int | None, *, asks_machine
     found = given or started or (machine_gpus() if asks_machine else None)
     if found is None:
         problem = f"{title} must know the number of GPUs, but neither the command nor this machine says"
-        raise UsageError(problem, hint=f"give --args n_gpus=8, or {option} 8 in the command")
+        raise UsageError(problem, hint=f"give --gpus 8, or {option} 8 in the command")
     return found
 
 

@@ -21,7 +21,7 @@ LEAST_KEPT = 1.5
 """Blocks that keep no more than so many times their input are recomputed in the backward pass."""
 FEATURES_LAST = 3
 """Tensors of more sizes are images, or videos, with their channels ahead of them."""
-HINT = "give --args model=NAME to plan with a model all the same"
+HINT = "give --model NAME to plan with a model all the same"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class LiveModel:
             raise UsageError(f"{no_config.problem}, and what its blocks keep was not seen", hint=HINT)
         if blocks.kept_bytes < LEAST_KEPT * blocks.input_bytes:
             problem = f"{no_config.problem}, and its blocks are recomputed, so that what they keep is not seen"
-            raise UsageError(problem, hint="run it without activation checkpointing, or give --args model=NAME")
+            raise UsageError(problem, hint="run it without activation checkpointing, or give --model NAME")
         return self._spec_of(blocks, batch)
 
     def _spec_of(self, blocks: LiveBlocks, batch: int) -> ModelSpec:

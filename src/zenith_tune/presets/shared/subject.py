@@ -35,13 +35,13 @@ def _sized(named: str | None, num_gpus: int) -> ClusterSpec:
     except UsageError as error:
         if named is not None:
             raise
-        raise UsageError(error.problem, hint=f"give --args cluster=h100x{num_gpus}, or the path of a file") from None
+        raise UsageError(error.problem, hint=f"give --cluster h100x{num_gpus}, or the path of a file") from None
     if cluster.num_gpus >= num_gpus:
         name = cluster.name if cluster.num_gpus == num_gpus else f"{cluster.gpu.name}x{num_gpus}"
         return replace(cluster, num_gpus=num_gpus, name=name)
     if named is not None and not names_one_node(named):
         problem = f"cluster must have the {num_gpus} GPUs that the command trains on, but {cluster.name} has fewer"
-        raise UsageError(problem, hint=f"give --args cluster={cluster.gpu.name}x{num_gpus}")
+        raise UsageError(problem, hint=f"give --cluster {cluster.gpu.name}x{num_gpus}")
     from zenith_tune.planner.what_if import resized
 
     return resized(cluster, num_gpus)
@@ -63,7 +63,7 @@ def job_model(name: str | None) -> ModelSpec:
     from zenith_tune.describe.model_catalog import load_model  # loaded only where a plan is made
 
     if name is None:
-        hint = "give --args model=NAME, a Hugging Face id or the path of a config.json"
+        hint = "give --model NAME, a Hugging Face id or the path of a config.json"
         raise UsageError("the model is not known: the command has no --model_name_or_path", hint=hint)
     return load_model(name)
 

@@ -36,7 +36,7 @@ class TorchTitanEvaluator(SpeedEvaluator):
     def __init__(self, objective: str = "tokens_per_s", n_gpus: int | None = None) -> None:
         super().__init__(objective, n_gpus=n_gpus)
         if objective == "step_time" and n_gpus is None:
-            raise UsageError("the objective step_time needs n_gpus, but has none", hint="give --args n_gpus=8")
+            raise UsageError("the objective step_time needs n_gpus, but has none", hint="give --gpus 8")
         self.n_gpus = n_gpus
         self.step_tokens: Callable[[], int | None] = lambda: None
         """Tokens that every step must have; None where they are not known."""

@@ -162,7 +162,7 @@ class TitanJob:
     def _samples(self, tokens: int, name: str) -> int:
         if tokens % self.seq_len:
             problem = f"{name} must be a multiple of {self.dialect.seq_len}, but got {tokens} and {self.seq_len}"
-            raise UsageError(problem, hint="change one of them, or give --args seq=N for the tokens of a sample")
+            raise UsageError(problem, hint="change one of them, or give --seq N for the tokens of a sample")
         return tokens // self.seq_len
 
 
@@ -219,7 +219,7 @@ def _num_gpus(run: ProgramRun, given: TitanArguments) -> int:
     found = given.n_gpus or started or (None if "torchrun" in " ".join(run.launcher) else 1) or machine_gpus()
     if found is None:
         problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
-        raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
+        raise UsageError(problem, hint="give --gpus 8, or --nproc-per-node 8 in the command")
     return found
 
 

@@ -14,7 +14,7 @@ PARAMS_TOLERANCE = 0.02
 
 def live_model(run: TitanRun) -> ModelSpec:
     """Return the shape of a run's model, or raise UsageError where its description is not one that is known."""
-    hint = "give --args model=NAME"
+    hint = "give --model NAME"
     try:
         spec = _by_parts(run) if "layers" in run.model else _by_arguments(run)
     except (KeyError, TypeError, ValueError):

@@ -55,7 +55,7 @@ def _named_model(job: TitanJob) -> ModelSpec:
     except UnknownNameError:
         if job.given.model is not None:
             raise
-        hint = "or give --args model=NAME"
+        hint = "or give --model NAME"
         raise UsageError(f"the shape of {job.model} is seen when your own command runs", hint=hint) from None
 
 
@@ -92,7 +92,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         job = live_job(before, run)
         if not job.is_known:
             problem = f"{PRESET} can only learn the settings of a configuration in Python by running it"
-            raise UsageError(problem, hint="leave --no-baseline and --dry-run out")
+            raise UsageError(problem, hint="leave --no-baseline out")
         planned, was_unknown = self._subject.get(), isinstance(self._model.get(), UsageError)
         live = LookedUp(lambda: live_model(run))
         if self._given.model is None and run.model and (was_unknown or isinstance(live.get(), ModelSpec)):

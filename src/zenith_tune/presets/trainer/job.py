@@ -185,7 +185,7 @@ def _num_processes(command: str, given: int | None, dialect: Dialect | None = No
     found = machine_gpus()
     if found is None and asks_for_all:
         problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
-        raise UsageError(problem, hint="give --args n_gpus=8, or --nproc-per-node 8 in the command")
+        raise UsageError(problem, hint="give --gpus 8, or --nproc-per-node 8 in the command")
     return found or 1
 
 

@@ -165,10 +165,13 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         found = super().asked(params)
         return replace(found, samples=None, batch=self._space.job.global_batch) if params.get(PACKING) else found
 
+    def warnings(self, command: str) -> list[str]:
+        if not self._space.job.arguments.get(AUTO_BATCH):
+            return []
+        return [f"{AUTO_BATCH} is off in trials: it would change the batch that they are compared by"]
+
     def notes(self, command: str) -> list[str]:
         job, notes = self._space.job, super().notes(command)
         if not job.reads_options and job.file is None:
             notes.append("the command shows no argument of a Trainer: its run shows whether the script makes one")
-        if job.arguments.get(AUTO_BATCH):
-            notes.append(f"{AUTO_BATCH} is off in trials: it would change the batch that they are compared by")
         return notes

@@ -1,125 +1,156 @@
-"""Shows a study on a terminal: live while it runs, plain lines where there is no terminal, a summary at the end."""
+"""A study on a terminal in about fifteen lines: a row for each trial, the gain, what changed, and what to run."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from zenith_tune.presets.levers import lever_label
 from zenith_tune.record.export import batch_note
 from zenith_tune.report.search_digest import StudyPace
-from zenith_tune.report.terminal.live_screen import LiveScreen
-from zenith_tune.report.terminal.trial_table import LABEL, MAX_ROWS, early_lines, failure_lines, trial_line, trial_table
 from zenith_tune.shell.secrets import MASK
-from zenith_tune.study.lever_results import lever_table
+from zenith_tune.study.changes import changes_text
+from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import EndReason, Study
-from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
+from zenith_tune.study.verdict import NEARLY_FULL, Verdict
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
+from zenith_tune.units import GIB, count, format_bytes, format_seconds, format_value
 
-GAP = "  "
-MAX_NAMED = 12
-LEAST_LAST = 24
-"""Where less than this is left for the last column, it stands on lines of its own."""
-INDENT = 4
-
-
-def findings_lines(findings: Findings, width: int) -> list[str]:
-    """Return title, head and rows, each within `width`; the strategy's notes come after, as they are."""
-    *heads, last = findings.columns
-    widths = [
-        max(*(len(word) for word in head.split()), *(len(row[column]) for row in findings.rows), 0)
-        for column, head in enumerate(heads)
-    ]
-    used = sum(widths) + len(GAP) * len(widths)
-    is_below = width - used < LEAST_LAST
-    lines = [f"{findings.title}:", *_head(heads, last, widths, is_below=is_below)]
-    for row in findings.rows:
-        cells = GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
-        indent = INDENT if is_below else used
-        wrapped = textwrap.wrap(row[-1], max(width - indent, LEAST_LAST), break_on_hyphens=False) or [""]
-        if is_below:
-            lines += [cells, *(" " * indent + line for line in wrapped if line)]
-        else:
-            lines += [f"{cells}{GAP}{wrapped[0]}".rstrip(), *(" " * indent + line for line in wrapped[1:])]
-    return [*lines, *findings.lines]
+MAX_ROWS = 20
+"""Of more trials the table at the end has the best ones."""
+MAX_LABEL, MIN_LABEL = 44, 16
+COLUMNS = 38
+"""Characters of a row besides the layout."""
+SHORT = 12
+"""Characters of a layout that is repeated in front of what a trial adds to it."""
+MARGIN = 6
+"""Lines of the terminal that are left to what is not a trial, so that the live table never scrolls away."""
 
 
-def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: bool) -> Iterator[str]:
-    """Yield the heads, broken between words where a column is narrower than its name."""
-    broken = [textwrap.wrap(head, size) for head, size in zip(heads, widths, strict=True)]
-    height = max((len(lines) for lines in broken), default=1)
-    for index in range(height):
-        cells = []
-        for lines, size in zip(broken, widths, strict=True):
-            at = index - (height - len(lines))
-            cells.append((lines[at] if at >= 0 else "").rjust(size))
-        tail = [last] if index == height - 1 and not is_below else []
-        yield GAP.join([*cells, *tail]).rstrip()
-    if is_below:
-        yield " " * INDENT + last
+def gain_text(gain: float) -> str:
+    """Write a gain as a percentage, small ones with a digit more.
+
+    >>> gain_text(0.384), gain_text(0.021)
+    ('+38%', '+2.1%')
+    """
+    return f"{gain:+.0%}" if abs(gain) >= 0.1 else f"{gain:+.1%}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A trial that has ended."""
+
+    trial: Trial
+    label: str
+    gain: float | None
+    is_best: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A trial that runs."""
+
+    name: str
+    label: str
+    state: str = "starting"
+    num_iterations: int = 0
+    left_s: float | None = None
+    start_s: float = field(default_factory=time.monotonic)
+
+    def status(self) -> str:
+        """Return where it is: waiting, starting or at which iteration, and how long it still takes."""
+        if not self.num_iterations:
+            return f"{self.state}, {format_seconds(time.monotonic() - self.start_s)}"
+        left = "" if self.left_s is None else f", about {format_seconds(self.left_s)} left"
+        return f"iteration {self.num_iterations}{left}"
 
 
 class TerminalReporter(StudyListener):
-    """A listener that prints what happens, live if the console is a terminal."""
+    """A listener that prints each trial as it ends and the gain at the end; on a terminal the table is live.
 
-    def __init__(self, console: Console | None = None, *, live: bool = True) -> None:
+    `page` writes the study's page once it is over, and returns where.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        live: bool = True,
+        page: Callable[[StudyEnd], Path | None] = lambda end: None,
+    ) -> None:
         self._console = console or Console(stderr=True, highlight=False)
-        self._labels: dict[int, str] = {}
-        self._screen = LiveScreen()
-        self._wants_live = live
+        self._wants_live, self._page = live, page
         self._live: Live | None = None
+        self._labels: dict[int, str] = {}
+        self._points: list[tuple[Mapping[str, Value], str]] = []
+        """The points that ended, with the names that their rows have."""
+        self._own_label = ""
+        self._outlook: str | None = None
+        self._study: Study | None = None
+        self._pace = StudyPace()
+        self._rows: list[Row] = []
+        self._num_printed = 0
+        self._has_head = False
+        self._running: dict[int, Running] = {}
 
     def study_started(self, plan: StudyPlan) -> None:
-        budget = count(plan.n_trials, "trial") if plan.n_trials else "stops automatically"
-        how = f"preset {plan.preset}, strategy {plan.strategy} ({budget}), {plan.evaluator}"
-        self._say(f"study {plan.study_name}: {how}")
-        for note in plan.notes:
-            self.noted(note)
+        self._say(plan.title)
+        for line in plan.warnings:
+            self.noted(line)
+        self._study, self._own_label = plan.study, plan.own_label
         self._labels |= plan.labels
-        pace = StudyPace(
+        self._pace = StudyPace(
             max_trials=plan.max_trials, num_slots=plan.num_slots, budget=plan.budget, num_gpus=plan.num_gpus
         )
-        self._screen.begin(plan.study, pace, plan.first_state)
         if plan.num_finished:
-            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
+            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept")
+            for trial in plan.study.runs:
+                label = YOUR_COMMAND if trial.is_baseline else self._labels.get(trial.number, "")
+                self.trial_finished(trial, label, plan.study)
         if self._console.is_terminal and self._wants_live:
-            # It gives way to the final table, so that nothing stands on the screen twice.
-            draw = self._screen.draw
-            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=draw, transient=True)
+            self._live = Live(
+                console=self._console, refresh_per_second=4, get_renderable=lambda: LiveTable(self), transient=True
+            )
             self._live.start()
+
+    def search_began(self, outlook: str) -> None:
+        self._outlook = outlook
+        self._print_rows()
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         self._labels[number] = label
-        self._screen.start(number, label, why, self._name(number))
-        if why:
-            # Above the live screen too: the reasons are what is left to read once it is gone.
-            self._say(f"trial {self._name(number):>4}  {label:<{LABEL}}  starts    {why}")
+        name = "0" if label.startswith(YOUR_COMMAND) else str(number)
+        self._running[number] = Running(name=name, label=self._label(label, {}))
 
     def trial_state(self, number: int, state: str) -> None:
-        self._screen.state(number, state)
-        if self._live is None:
-            self._say(f"trial {self._name(number):>4}  {self._labels.get(number, ''):<{LABEL}}  {state}")
+        if (running := self._running.get(number)) is not None:
+            running.state = state
 
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
-        self._screen.progress(number, num_iterations, value)
+        if (running := self._running.get(number)) is not None:
+            running.num_iterations = num_iterations
 
     def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
-        self._screen.outlook(number, known, left_s)
-
-    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
-        self._screen.memory(number, peak_memory_bytes)
+        if (running := self._running.get(number)) is not None:
+            running.left_s = left_s
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
-        self._screen.finish(trial, label)
+        self._running.pop(trial.number, None)
+        shown = self._label(label, trial.params)
+        self._points.append((study.own_params or {} if trial.is_baseline else trial.params, shown))
+        row = Row(trial=trial, label=shown, gain=study.gain_of(trial), is_best=trial is study.fastest)
+        self._rows.append(row)
         if self._live is not None:
-            self._console.set_window_title(self._screen.title())
-        else:
-            self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
+            self._console.set_window_title(self._pace.title(study))
+        elif self._outlook is not None:  # the user's own command waits for what is searched after it
+            self._print_rows()
 
     def trial_recalled(self, trial: Trial, label: str) -> None:
         self._labels[trial.number] = label
@@ -131,95 +162,165 @@ class TerminalReporter(StudyListener):
         if self._live is not None:
             self._live.stop()
             self._live = None
-        self._say(f"stopped: {end.why}")
-        if end.study.trials or end.study.baseline:
-            self._console.print()
-            self._console.print(trial_table(end.study, self._labels))
-            self._print_rest(end.study)
-        levers = lever_table(end.verdict.levers) if end.verdict is not None else None
-        for table in (end.findings, levers):
-            if table is not None and table.rows:
-                self._console.print()
-                for line in findings_lines(table, self._console.width):
-                    self._say(line)
-        self._print_best(end)
-        if end.verdict is not None:
-            self._say(f"verdict: {end.verdict.sentence}")
-        for line in end.diagnosis:
-            self._say(f"diagnosis: {line}")
-        paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
-        for name, path in paths.items():
-            if path.exists():
-                self._say(f"{name:5} {path}")
-        self._say(f"{'study':5} {end.database_url}")
-        if end.reason is EndReason.INTERRUPTED:
-            self._say(f"to continue: zenithtune resume {end.study_name}")
-
-    def _print_rest(self, study: Study) -> None:
-        ok_first = sorted(study.counts().items(), key=lambda item: (item[0] is not Outcome.OK, str(item[0])))
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in ok_first)
-        extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
-        extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
-        shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
-        num_again = len(study.trials) - study.num_searched
-        shown += f" and {count(num_again, 'repeated run')}" if num_again else ""
-        self._say(f"{count(study.num_searched, 'trial')}{shown}: {counts or 'none finished'}{extra}")
-        if over := [trial for trial in study.trials if trial.ok and not study.is_within_limit(trial)]:
-            limit = format_bytes(study.memory_limit_bytes or 0)
-            names = ", ".join(trial.name for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
-            self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
-        for line in (*early_lines(study), *failure_lines(study)):
+            for row in self._rows:
+                row.is_best = row.trial is end.study.fastest
+            self._leave_out_the_slow(end.study)
+        self._print_rows()
+        self._say("")
+        for line in self._closing(end):
             self._say(line)
 
-    def _print_best(self, end: StudyEnd) -> None:
-        study, fastest = end.study, end.study.fastest
-        self._console.print()
-        if study.best is None or fastest is None or fastest.value is None:
-            self._print_warnings(end)  # that there is none is the verdict
+    def rows(self) -> list[Text]:
+        """Return what was found so far: what is searched, the head, and each trial that ended."""
+        unit = next((row.trial.unit for row in self._rows if row.trial.unit), "value")
+        head = self._cells("", "", "layout", [unit, "gain", "memory"])
+        lines = [Text(line) for line in ([self._outlook] if self._outlook else [])]
+        return [*lines, Text(), Text(head.rstrip(), style="bold"), *map(self._row, self._rows)]
+
+    def running(self) -> list[Text]:
+        """Return the trials that run, and how far the study is."""
+        rows = [
+            Text(self._cells("", running.name, running.label, []) + f"  {running.status()}", style="cyan")
+            for running in list(self._running.values())
+        ]
+        status = ", ".join(self._pace.describe(self._study)) if self._study is not None else ""
+        bar = self._pace.bar(self._study) if self._study is not None else ""
+        return [*rows, Text(f"{bar} {status}".strip(), style="dim")]
+
+    def _closing(self, end: StudyEnd) -> list[str]:
+        """Return the lines under the table: the gain, what changed, what to run, where the page is, what comes next."""
+        verdict, study = end.verdict or Verdict(sentence=""), end.study
+        lines = [verdict.headline]
+        if end.reason is not EndReason.DONE:
+            lines.append(f"stopped: {end.why}")
+        if verdict.changes and study.fastest is study.best:
+            lines.append(_named("changed", changes_text(verdict.changes)))
+        safer = verdict.safer
+        if safer is not None and (verdict.memory_share or 0.0) >= NEARLY_FULL:
+            less = f"trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}"
+            lines.append(_named("memory", f"{verdict.memory_share:.0%} of a GPU is used; {less}"))
+        if study.best is not None and end.best_command_path.exists():
+            lines.append(_named("run", f"bash {_near(end.best_command_path)}"))
+        elif study.trials or study.baseline:
+            lines.append(_named("logs", str(_near(end.trials_path))))
+        if (page := self._page(end)) is not None:
+            lines.append(_named("page", str(_near(page))))
+        lines += [_named("next", line.partition("; ")[0]) for line in end.diagnosis[:1]]
+        if end.reason is EndReason.INTERRUPTED:
+            lines.append(f"to continue: zenithtune resume {end.study_name}")
+        secret = f"put your secrets back in place of {MASK} before you run it"
+        notes = [*end.warnings, *filter(None, [batch_note(study)])]
+        notes += [secret] if end.best_command is not None and MASK in end.best_command else []
+        return [*lines, *(f"note: {note}" for note in notes)]
+
+    def _leave_out_the_slow(self, study: Study) -> None:
+        """Keep the best trials of many, in the order they ran."""
+        if len(self._rows) <= MAX_ROWS:
             return
-        first = study.first_run(fastest) or fastest
-        who = "your own command" if fastest.is_baseline else f"trial {fastest.name}"
-        label = self._labels.get(first.number, "")
-        label = f", {label}" if label and not fastest.is_baseline else ""
-        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_range(fastest.half_width)}")
-        if not fastest.is_baseline:
-            self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
-        self._print_gain(study)
-        self._print_warnings(end)
-        self._console.print()
-        self._say(end.best_command or "")
-        self._console.print()
+        sign = study.direction.sign
+        order = sorted(self._rows, key=lambda row: (row.trial.value is None, sign * (row.trial.value or 0.0)))
+        best = {id(row) for row in order[: MAX_ROWS // 2]}
+        shown = [row for row in self._rows if id(row) in best or row.trial.is_baseline]
+        self.noted(f"{len(self._rows) - len(shown)} slower or failed trials are left out: see the page, or -v")
+        self._rows = shown
 
-    def _print_warnings(self, end: StudyEnd) -> None:
-        for warning in end.warnings:
-            self.noted(warning)
-        if end.best_command is not None and MASK in end.best_command:
-            self.noted(f"put your secrets back in place of {MASK} before you run it")
-
-    def _print_gain(self, study: Study) -> None:
-        base = study.baseline
-        if base is None:
+    def _print_rows(self) -> None:
+        """Print what is not printed yet; a live table is drawn instead."""
+        if self._live is not None or (self._outlook is None and not self._rows):
             return
-        if study.gain is None:
-            self._say(f"your command: {base.outcome}" + (f" ({base.cause})" if base.cause else ""))
-        elif study.fastest is base:
-            self._say(f"gain: none; the best trial is {format_gain(study.gain)} against your own command")
-        elif study.best_is_own and study.best is not None:
-            runs = f"two runs of them differ by {format_gain(study.gain_of(study.best) or 0.0)}"
-            self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
-        else:
-            over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_range(study.noise_half_width)}" * study.is_within_noise
-            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
-        if note := batch_note(study):
-            self.noted(note)
+        lines = self.rows()
+        num_head = len(lines) - len(self._rows)
+        if not self._has_head and self._rows:
+            self._has_head = True
+            for line in lines[:num_head]:
+                self._console.print(line, soft_wrap=True)
+        for line in lines[num_head + self._num_printed :]:
+            self._console.print(line, soft_wrap=True)
+        self._num_printed = len(self._rows)
 
-    def _name(self, number: int) -> str:
-        """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
-        label = self._labels.get(number, "")
-        first = next((each for each, known in self._labels.items() if known + AGAIN == label), None)
-        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}'"
+    def _row(self, row: Row) -> Text:
+        trial = row.trial
+        name = trial.name if not trial.is_baseline else "0" + "'" * trial.is_rerun
+        mark, style = ("*", "bold") if row.is_best and not trial.is_baseline else ("", "")
+        if trial.value is None:
+            room = max(self._console.width - self._label_width - 8, MIN_LABEL)
+            return Text(f"{self._cells(mark, name, row.label, [])}  {_cut(failure_text(trial), room)}", style="red")
+        gain = "" if row.gain is None or trial.is_baseline else gain_text(row.gain)
+        memory = f"{trial.peak_memory_bytes / GIB:.0f} GiB" if trial.peak_memory_bytes else ""
+        return Text(self._cells(mark, name, row.label, [format_value(trial.value), gain, memory]).rstrip(), style=style)
+
+    def _cells(self, mark: str, name: str, label: str, values: Sequence[str]) -> str:
+        width = self._label_width
+        widths = (12, 6, 8)
+        cells = "".join(f"  {value:>{size}}" for value, size in zip(values, widths, strict=False))
+        return f"{mark:1}{name:>3}  {_cut(label, width):<{width}}{cells}"
+
+    @property
+    def _label_width(self) -> int:
+        return min(max(self._console.width - COLUMNS, MIN_LABEL), MAX_LABEL)
+
+    def _label(self, label: str, params: Mapping[str, Value]) -> str:
+        """Return a trial's name: of one that adds to an earlier one, what it adds."""
+        if label.startswith(YOUR_COMMAND):
+            return f"yours{f': {self._own_label}' if self._own_label else ''}{label.removeprefix(YOUR_COMMAND)}"
+        base = [(point, name) for point, name in self._points if point and point.items() < params.items()]
+        if not base:
+            return label
+        point, name = max(base, key=lambda each: len(each[0]))
+        added = ", ".join(lever_label(key, value) for key, value in params.items() if key not in point)
+        return f"{name if len(name) <= SHORT else '...'} + {added}"
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
         self._console.print(Text(line), soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTable:
+    """The table of a study that runs, as far as the terminal is high."""
+
+    reporter: TerminalReporter
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows, running = self.reporter.rows(), self.reporter.running()
+        most = max(console.height - MARGIN - len(running), 1)
+        for line in (*rows[-most:], *running):
+            line.no_wrap, line.overflow = True, "ellipsis"
+            yield line
+
+
+class QuietReporter(StudyListener):
+    """A listener that prints one thing at the end, such as the best command, and what went wrong."""
+
+    def __init__(self, shown: Callable[[StudyEnd], str]) -> None:
+        self._shown = shown
+
+    def noted(self, line: str) -> None:
+        Console(stderr=True, highlight=False).print(Text(f"note: {line}"), soft_wrap=True)
+
+    def study_ended(self, end: StudyEnd) -> None:
+        if end.study.best is None and end.verdict is not None:
+            self.noted(end.verdict.headline)
+        elif text := self._shown(end):
+            Console(highlight=False).print(Text(text), soft_wrap=True)
+
+
+def failure_text(trial: Trial) -> str:
+    """Return how a trial failed in a few words."""
+    if trial.outcome is Outcome.OOM:
+        return "out of memory"
+    kind = trial.failure or str(trial.outcome)
+    return f"{kind}: {trial.cause}" if trial.cause else kind
+
+
+def _named(name: str, text: str) -> str:
+    return f"{name + ':':<9}{text}"
+
+
+def _near(path: Path) -> Path:
+    """Return a path as it is seen from the current folder, where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

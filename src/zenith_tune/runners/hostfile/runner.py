@@ -185,15 +185,17 @@ class HostfileRunner(LocalRunner):
         self.pool.distrust(self._silent)
         return num_answering
 
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         hint = "used only where others are too few"
-        silent = [f"host {name} does not answer ({why}): {hint}" for name, why in self._silent.items()]
+        return [f"host {name} does not answer ({why}): {hint}" for name, why in self._silent.items()]
+
+    def notes(self) -> list[str]:
         if len(self.pool.slots) < 2:
-            return silent
+            return []
         each = "a host of its own" if self._nodes == 1 else f"{self._nodes} hosts of its own"
         side = f"{self.num_slots} trials side by side, each" if self.num_slots > 1 else "each trial"
         where = f"{side} on {each}, from hostfile {self._path}; all hosts must see this folder under its name here"
-        return [where, *silent]
+        return [where]
 
     def start(self, request: JobRequest) -> Job:
         return HostfileJob(self, request)

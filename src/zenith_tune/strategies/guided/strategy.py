@@ -21,7 +21,7 @@ from zenith_tune.strategies.guided.observer import CountedTrials, TrialObserver
 from zenith_tune.strategies.guided.prior import Prior, prior_of
 from zenith_tune.study.parameters import Direction, Parameter
 from zenith_tune.study.trial import NOT_RUN, Findings, Prediction, Trial
-from zenith_tune.units import GIB, format_seconds
+from zenith_tune.units import GIB, count, format_seconds
 
 STEPS_APART, MEMORY_APART = 0.2, 0.1
 """Ranges of predicted log step times and log memory above which trials cannot all come out the same."""
@@ -63,12 +63,18 @@ class GuidedStrategy(TuningStrategy):
 
     def expected_best(self) -> Prediction | None:
         """Return what the planner and earlier studies expect of the layout that is tried first."""
-        if self._search is None:
-            self._search = _Search(self._job, self)
-        return self._search.expected_best()
+        return self._begun().expected_best()
+
+    def scope(self) -> str:
+        fits = int((self._begun().acquisition.memory.fits >= LIKELY).sum())
+        return f"{count(fits, 'layout')} fit" if fits != 1 else "1 layout fits"
+
+    def _begun(self) -> _Search:
+        self._search = self._search or _Search(self._job, self)
+        return self._search
 
     def optimize(self, eval_fn: EvalFunction, search_space: Mapping[str, Parameter], direction: Direction) -> None:
-        search = self._search = self._search or _Search(self._job, self)
+        search = self._begun()
         self._job.tell(search.opening)
         if self._job.subject is not None and (reason := tensor_reason(self._job.subject.cluster)):
             self._job.tell(reason)
@@ -245,6 +251,8 @@ class _Search:
             raise OptionsWithoutEffect(f"the options take no effect: {what}, against the prediction; {HINT}")
 
 
+LIKELY = 0.5
+"""The least probability of fitting with which a layout is counted as one that fits."""
 LEAST_SHARE = 0.05
 """The least share of a step that is listed."""
 COLUMNS = ("trial", "plan s", "expected s", "took s", "off", "plan GiB", "peak GiB", "layout")

@@ -15,6 +15,8 @@ from zenith_tune.study.parameters import Direction, Parameter
 from zenith_tune.study.trial import Findings
 
 NAME = "zero-progressive"
+EXPECTED_TRIALS, EXPECTED_WITH_KEYS = 6, 14
+"""Mean numbers of trials until it stops, over simulated jobs (benchmarks/results/zero_simulated.md)."""
 COLUMNS = ("stage", "runs", "best", "at micro batch", "largest that ran", "skipped or ended, and why")
 
 
@@ -70,6 +72,12 @@ class ZeroProgressiveStrategy(TuningStrategy):
         inside = prod(len(values) for values in choices.values())
         num_rungs = sum(1 for _ in rungs(choices))
         return num_rungs * (2 * len(choices["mbs"]) + min(inside, self.rules.inside_trials))
+
+    def expected_trials(self, search_space: Mapping[str, Parameter]) -> int:
+        has_keys = any(
+            len(values) > 1 for name, values in _choices(search_space).items() if name not in ("stage", "mbs")
+        )
+        return min(self.max_trials(search_space), EXPECTED_WITH_KEYS if has_keys else EXPECTED_TRIALS)
 
     def why_done(self) -> str | None:
         return self._search.why_done() if self._search else None

@@ -114,3 +114,14 @@ def test_a_study_of_it_runs_and_ends_with_a_command(emitted: str, capsys: pytest
     assert len(trials) == 5 and {trial["outcome"] for trial in trials} == {"ok"}, trials
     assert {trial["unit"] for trial in trials} == {"tokens/s"}
     assert Path("out/tuned/best_command.sh").exists()
+
+
+@pytest.mark.parametrize("emitted", ["dense"], indirect=True)
+@pytest.mark.parametrize("command", ["bash run.sh", "LAYOUT='--seed 3' bash run.sh"])
+def test_a_layout_that_the_user_gives_stays(emitted: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if command == "bash run.sh":
+        monkeypatch.setenv("LAYOUT", "--seed 3")
+    preset = PresetTuner(command, tune_args={"gbs": "64"}).preset
+    assert preset.own_point(command) is None
+    edited = preset.apply_parameters(command, next(iter(preset.points())))
+    assert edited.startswith(f"{command} --") and ParsedCommand.of(in_full(edited)).get("--seed") == "3"

@@ -11,6 +11,7 @@ from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.documented.preset import MegatronPreset
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params
 from zenith_tune.testing import PresetContract
 
@@ -152,18 +153,18 @@ def test_a_points_layout_counts_experts_beside_the_dense_ranks() -> None:
 def test_a_mixture_of_experts_without_folding_is_noted_in_one_line(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    [note] = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("megatron sft")
+    [note] = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path)).notes("bash train.sh")
     assert mentions(note, 128, "folding=true")
     assert "\n" not in note
     assert MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path), folding=True).notes("megatron sft") == []
-    assert MegatronPreset(n_gpus=8, gbs=16).notes("megatron sft") == []
+    assert MegatronPreset(n_gpus=8, gbs=16).notes("bash train.sh") == []
 
 
 def test_a_dense_model_gets_no_expert_parallelism_and_one_note_of_it(tmp_path: Path) -> None:
     config = {"num_hidden_layers": 48, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     preset = MegatronPreset(n_gpus=8, gbs=16, model=str(tmp_path))
-    assert len(preset.notes("megatron sft")) == 1
+    assert len(preset.notes("bash train.sh")) == 1
     assert {(point["ep"], point["etp"]) for point in preset.points()} == {(1, 1)}
 
 
@@ -195,8 +196,8 @@ def test_the_preset_is_registered() -> None:
 
 
 def test_megatrons_own_scripts_get_the_sizes_of_folding() -> None:
-    [note] = MegatronPreset(n_gpus=8, gbs=16).notes("torchrun --nproc-per-node 8 pretrain_gpt.py")
-    assert "folding=true" in note
+    notes = MegatronPreset(n_gpus=8, gbs=16).warnings("torchrun --nproc-per-node 8 pretrain_gpt.py")
+    assert len(notes) == 2 and all("folding=true" in note for note in notes)
     assert MegatronPreset(n_gpus=8, gbs=16, folding=True).notes("torchrun pretrain_gpt.py") == []
 
 
@@ -229,3 +230,81 @@ def test_sequence_parallelism_that_a_trial_adds_makes_it_another_run() -> None:
     command = "megatron sft --tensor_model_parallel_size 2 --vit_gradient_checkpointing true"
     assert preset.own_point(command) is None
     assert preset.own_point(f"{command} --sequence_parallel true") is not None
+
+
+SELECTIVE: Params = {**PLAIN, "recompute_granularity": "selective"}
+
+
+@pytest.fixture
+def megatron_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an environment on PATH that has ms-swift's own program, torchrun, and Megatron Core 0.14.1."""
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "megatron" / "core"
+    package.mkdir(parents=True)
+    (package / "package_info.py").write_text("MAJOR = 0\nMINOR = 14\nPATCH = 1\n")
+    for name in ("megatron", "torchrun"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+
+
+@pytest.mark.parametrize("command", ["megatron sft --lr 1", "torchrun --nproc-per-node 8 pretrain_gpt.py"])
+def test_selective_recomputation_is_without_a_method_where_megatron_is_installed(
+    command: str, megatron_on_path: None
+) -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    preset.bind(command)
+    line = ParsedCommand.of(preset.apply_parameters(command, SELECTIVE))
+    assert line.get("--recompute-granularity") == "selective"
+    assert not line.has("--recompute-method") and not line.has("--recompute-num-layers")
+    full = ParsedCommand.of(preset.apply_parameters(command, PLAIN))
+    assert (full.get("--recompute-method"), full.get("--recompute-num-layers")) == ("uniform", "1")
+    assert any(mentions(note, "0.14.1", "selective") for note in preset.notes(command))
+    # What would be the same run is tried once, and what the heuristic asks for is kept.
+    assert preset.prune({**SELECTIVE, "recompute_method": "block"}) and not preset.prune(SELECTIVE)
+
+
+@pytest.mark.parametrize("command", ["megatron sft --lr 1", "bash train.sh"])
+def test_elsewhere_it_is_as_documented(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    preset.bind(command)
+    line = ParsedCommand.of(preset.apply_parameters(command, SELECTIVE))
+    assert (line.get("--recompute-method"), line.get("--recompute-num-layers")) == ("uniform", "1")
+    assert not preset.prune({**SELECTIVE, "recompute_method": "block"})
+    assert len([note for note in preset.warnings(command) if mentions(note, "selective", "folding=true")]) == (
+        command != "bash train.sh"
+    )
+
+
+VISION = {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 4, "vision_config": {"depth": 27}}
+
+
+@pytest.mark.parametrize("kind", ["option", "script", "catalog"])
+def test_the_shape_of_the_commands_own_model_rules_layouts_out(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(VISION), encoding="utf-8")
+    Path("train.sh").write_text('MODEL=.\nmegatron sft --model $MODEL "$@"\n')
+    commands = {"option": "megatron sft --model .", "script": "bash train.sh", "catalog": "megatron sft --model "}
+    command = commands[kind] + ("Qwen/Qwen2.5-7B-Instruct" if kind == "catalog" else "")
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    preset.bind(command)
+    assert mentions(preset.explain({**PLAIN, "tp": 8}), "num_query_groups", 4)
+    assert preset.explain({**PLAIN, "tp": 4}) is None
+    assert preset.prune({**PLAIN, "recompute_method": "block"}) == (kind != "catalog")
+    assert preset.prune(SELECTIVE) == (kind != "catalog")
+    said = MegatronPreset(n_gpus=8, gbs=16, num_query_groups=8)
+    said.bind(command)
+    assert said.explain({**PLAIN, "tp": 8}) is None, "what the user says wins"
+
+
+def test_a_model_of_the_command_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
+    preset = MegatronPreset(n_gpus=8, gbs=16)
+    command = f"megatron sft --model {tmp_path}/none"
+    preset.bind(command)
+    [note] = [note for note in preset.warnings(command) if "none" in note]
+    assert "\n" not in note and "num_layers=" in note
+    assert not preset.prune({**PLAIN, "tp": 8})

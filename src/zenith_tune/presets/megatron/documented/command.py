@@ -90,7 +90,7 @@ class MegatronCommand:
     @cached_property
     def fixed(self) -> str:
         """The same without the layout that a script of `plan --emit` has by itself, in a variable."""
-        return self.full if not self.text or runs_megatron(self.text) else in_full(without_layout(self.text))
+        return self.full if self.full == self.text else in_full(without_layout(self.text))
 
     @property
     def has_layout_variable(self) -> bool:

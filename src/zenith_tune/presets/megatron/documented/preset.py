@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
-from zenith_tune.describe.model_catalog import read_model_config
-from zenith_tune.errors import UsageError
+from zenith_tune.describe.megatron.version import MegatronVersion, megatron_version
+from zenith_tune.describe.model_catalog import ModelConfig, read_model_config
+from zenith_tune.errors import ModelConfigError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import JobFacts
 from zenith_tune.presets.arguments import FrameworkArguments, refuse_sizes
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.megatron.command import without_layout
+from zenith_tune.presets.megatron.command import find_pretrain_run, without_layout
 from zenith_tune.presets.megatron.documented.command import (
     MegatronCommand,
     find_swift_run,
@@ -112,29 +113,51 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
             raise UsageError(f"vp_max above 1 needs folding=true, but got vp_max={vp_max} without", hint="give both")
         self.n_gpus, self.gbs, self.model, self.seq = n_gpus, gbs, model, seq
         self.vp_max, self.folding = vp_max, folding
-        self.model_config = config = None if model is None else read_model_config(model)
-        facts = JobFacts(num_layers=num_layers, num_query_groups=num_query_groups)
-        if config is not None:
-            facts = JobFacts(
-                num_layers=num_layers or config.num_layers,
-                num_query_groups=num_query_groups or config.num_query_groups,
-                num_attention_heads=config.num_attention_heads,
-                num_experts=config.num_experts or 0,
-            )
         space = MegatronSpace(
             n_gpus=n_gpus,
             gbs=gbs,
             mbs_max=mbs_max,
             vp_max=vp_max,
-            facts=facts,
-            is_vision_language=config is not None and config.is_vision_language,
+            facts=JobFacts(num_layers=num_layers, num_query_groups=num_query_groups),
+            is_vision_language=False,
             folding=folding,
+            selective_alone=folding,
         )
         self._bind_space(space)
         self._command = MegatronCommand("")
+        self.model_config: ModelConfig | None = None
+        self._unread_model = ""
+        """The reason why the shape of the command's own model is not known."""
+        self._version: MegatronVersion | None = None
+        """Version of the Megatron Core that the command uses; None where it is not found."""
+        if model is not None:
+            self._keep_shape_of(model)
+
+    def _keep_shape_of(self, model: str) -> None:
+        """Rule out what does not go with the shape of a model, as far as the user does not say it."""
+        self.model_config = config = read_model_config(model)
+        given = self._space.facts
+        facts = JobFacts(
+            num_layers=given.num_layers or config.num_layers,
+            num_query_groups=given.num_query_groups or config.num_query_groups,
+            num_attention_heads=config.num_attention_heads,
+            num_experts=config.num_experts or 0,
+        )
+        self._bind_space(replace(self._space, facts=facts, is_vision_language=config.is_vision_language))
 
     def bind(self, command: str) -> None:
         self._command = run = MegatronCommand(command)
+        swift = find_swift_run(command)
+        if self.model is None and swift is not None:
+            try:
+                if named := ParsedCommand.from_argv([swift.program, *swift.arguments]).get("--model"):
+                    self._keep_shape_of(named)
+            except ModelConfigError as error:
+                self._unread_model = str(error)
+        if (program := swift or find_pretrain_run(command)) is not None:
+            self._version = megatron_version(program)
+        if self._version is not None:
+            self._bind_space(replace(self._space, selective_alone=True))
         if self._space.facts.num_experts is None and describes_dense_model(command):
             self._bind_space(replace(self._space, facts=replace(self._space.facts, num_experts=0)))
         if filled := placeholder_names(command, self.get_search_space()):
@@ -181,7 +204,7 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
         own = own_values(run.full)
         if own.get("gbs") != self.gbs or placeholder_names(command, self.placeholder_names()):
             return None
-        if own.get("recompute_granularity") == "selective" and self.folding:
+        if own.get("recompute_granularity") == "selective" and self._space.selective_alone:
             own |= {"recompute_method": "uniform", "recompute_num_layers": 1}  # as the one name of it has them
         if self.model_config is not None and not self.model_config.is_vision_language:
             own.setdefault("vit_gradient_checkpointing", "true")
@@ -205,12 +228,12 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
             return fill_placeholders(command, values)[0]
         run = self._run(command)
         wanted: Wanted = {}
+        if self._space.selective_alone and params.get("recompute_granularity") == "selective":
+            wanted |= dict.fromkeys(ONLY_WITH_FULL)
         if self.folding:
             wanted[SELECTIVE_FLAG] = None
             if self.vp_max > 1:
                 wanted |= interleaving(self.layout(params), run.full, self._space.facts.num_layers)
-            if params.get("recompute_granularity") == "selective":
-                wanted |= dict.fromkeys(ONLY_WITH_FULL)
             if runs_pretrain_script(run.fixed):
                 wanted[OPTIONS["vit_gradient_checkpointing"]] = None
             if self._adds_sequence_parallel(run, tp=int(params["tp"]), ep=int(params["ep"])):
@@ -272,23 +295,43 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
 
         return MegatronEvaluator(gbs=self.gbs, seq=self.seq or sequence_in_command(self._command.full))
 
-    def notes(self, command: str) -> list[str]:
+    def warnings(self, command: str) -> list[str]:
         full, notes = self._run(command).full, []
-        line, is_swift = ParsedCommand.of(full), runs_ms_swift(full)
+        line = ParsedCommand.of(full)
         said = line.get("--global-batch-size") or ""
         if (batch := whole(said)) is not None and batch != self.gbs:
             notes.append(
                 f"your own command has a global batch of {said} and the trials of {self.gbs}: the gain compares both"
             )
         is_packed = (line.get("--packing") or "").lower() == "true"
-        if is_swift and not is_packed and sequence_in_command(full) is not None:
+        if runs_ms_swift(full) and not is_packed and sequence_in_command(full) is not None:
             notes.append(
                 "tokens/s takes every sample for --max_length tokens, of which it has fewer without --packing true"
             )
+        if self._unread_model:
+            notes.append(
+                f"the shape of your command's model is not known, and rules no layout out: {self._unread_model}"
+            )
+        if self.folding:
+            return notes
+        if self._version is None and (runs_ms_swift(full) or runs_pretrain_script(full)):
+            notes.append(
+                "no Megatron found for your command: trials with selective recomputation have a method and a number of "
+                "layers, as documented, which Megatron Core refuses: folding=true leaves both out"
+            )
+        if runs_pretrain_script(full):
+            notes.append(
+                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, which the documented rules set: "
+                "folding=true leaves it out"
+            )
+        return notes
+
+    def notes(self, command: str) -> list[str]:
+        full, notes = self._run(command).full, []
         if self._space.facts.num_experts == 0 and self.n_gpus > 1:
             who = self.model_config.source if self.model_config is not None else "the model of your command"
             notes.append(f"{who} has no experts: no expert parallelism is tried (ep and etp stay 1)")
-        if self.vp_max > 1 and is_swift:
+        if self.vp_max > 1 and runs_ms_swift(full):
             version = swift_version(full)
             notes.append(f"vp is written for ms-swift {version.major}: {version.source}")
         if self.folding:
@@ -298,10 +341,10 @@ class MegatronPreset(MegatronFamily[MegatronSpace, FrameworkArguments]):
                 f"{self.model_config.source} is a mixture of {self.model_config.num_experts} experts: documented is "
                 "DP = n_gpus/(tp*pp*cp*ep*etp), Megatron DP = n_gpus/(tp*pp*cp); folding=true uses it"
             )
-        if runs_pretrain_script(full):
+        if self._version is not None:
             notes.append(
-                "Megatron-LM's own scripts refuse --vit-gradient-checkpointing, and selective recomputation with a "
-                "method, which the documented rules set: folding=true leaves both out"
+                f"Megatron {self._version.name} refuses selective recomputation with a method or a number of layers, "
+                "which the documented rules set: trials are without"
             )
         return notes
 
@@ -315,6 +358,6 @@ def megatron_subject(
 
     shape, seq_len = job_model(model), seq or sequence_in_command(command)
     if seq_len is None:
-        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --args seq=4096")
+        raise UsageError(f"the command has neither {' nor '.join(SEQUENCE_OPTIONS)}", hint="give --seq 4096")
     job = JobSpec(seq_len=seq_len, framework=load_framework("megatron"))
     return PlanSubject(model=shape, cluster=job_cluster(cluster, n_gpus), job=job)

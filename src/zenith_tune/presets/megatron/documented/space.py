@@ -106,6 +106,8 @@ class MegatronSpace(PointSpace):
     is_vision_language: bool
     folding: bool
     """Take the rules of Megatron Core and ms-swift in place of the documented ones."""
+    selective_alone: bool
+    """Write selective recomputation without a method and a number of layers, which Megatron Core refuses with it."""
     fixed: Mapping[str, Value] = field(default_factory=dict)
     """What is not searched, because the command is a template without a place for it."""
 
@@ -117,8 +119,9 @@ class MegatronSpace(PointSpace):
     @property
     def of_point(self) -> tuple[LayoutRule, ...]:
         """The rules about its own values."""
+        documented = () if self.folding else (WHOLE_RECOMPUTE,)
         vision = VISION if self.is_vision_language else ()
-        return (*vision, SELECTIVE_ONCE) if self.folding else (WHOLE_RECOMPUTE, *vision)
+        return (*documented, *vision, *((SELECTIVE_ONCE,) if self.selective_alone else ()))
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the search space."""

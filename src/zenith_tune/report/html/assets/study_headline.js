@@ -23,6 +23,7 @@ function studyHeadline(data) {
       data.verdict
         ? el("p", { class: "verdict" }, `${data.verdict.charAt(0).toUpperCase()}${data.verdict.slice(1)}.`)
         : null,
+      data.standing.changes ? el("p", { class: "verdict", id: "changes" }, `Changed: ${data.standing.changes}.`) : null,
       hasFailed(data) ? [el("h2", null, "Why they failed"), failureGroups(data)] : null,
       data.best_command ? commandBox(data.best_command, "the best command", "copy-best") : null,
       data.best_command && data.best_command.includes("***")
@@ -33,6 +34,9 @@ function studyHeadline(data) {
       ownNotes(data),
       first && first.why ? el("p", { class: "note" }, `Picked because: ${first.why}`) : null,
       first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by a second run (${again}).`) : null,
+      data.diff.length
+        ? fold("diff", "What differs from your own command", () => logBox(data.diff, "What differs from your own command"))
+        : null,
       fold("own", "Your own command and what was tuned", () =>
         el("div", null, commandBox(data.header.command, "your own command", "copy-own"), pairs(data.header.args)),
       ),

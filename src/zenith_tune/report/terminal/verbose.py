@@ -1,0 +1,232 @@
+"""All of a study on a terminal: every event while it runs, then every trial, prediction and setting."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from zenith_tune.record.export import batch_note
+from zenith_tune.report.search_digest import StudyPace
+from zenith_tune.report.terminal.live_screen import LiveScreen
+from zenith_tune.report.terminal.trial_table import LABEL, MAX_ROWS, early_lines, failure_lines, trial_line, trial_table
+from zenith_tune.shell.secrets import MASK
+from zenith_tune.study.lever_results import lever_table
+from zenith_tune.study.study import EndReason, Study
+from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Findings, Outcome, Trial
+from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
+
+GAP = "  "
+MAX_NAMED = 12
+LEAST_LAST = 24
+"""Where less than this is left for the last column, it stands on lines of its own."""
+INDENT = 4
+
+
+def findings_lines(findings: Findings, width: int) -> list[str]:
+    """Return title, head and rows, each within `width`; the strategy's notes come after, as they are."""
+    *heads, last = findings.columns
+    widths = [
+        max(*(len(word) for word in head.split()), *(len(row[column]) for row in findings.rows), 0)
+        for column, head in enumerate(heads)
+    ]
+    used = sum(widths) + len(GAP) * len(widths)
+    is_below = width - used < LEAST_LAST
+    lines = [f"{findings.title}:", *_head(heads, last, widths, is_below=is_below)]
+    for row in findings.rows:
+        cells = GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
+        indent = INDENT if is_below else used
+        wrapped = textwrap.wrap(row[-1], max(width - indent, LEAST_LAST), break_on_hyphens=False) or [""]
+        if is_below:
+            lines += [cells, *(" " * indent + line for line in wrapped if line)]
+        else:
+            lines += [f"{cells}{GAP}{wrapped[0]}".rstrip(), *(" " * indent + line for line in wrapped[1:])]
+    return [*lines, *findings.lines]
+
+
+def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: bool) -> Iterator[str]:
+    """Yield the heads, broken between words where a column is narrower than its name."""
+    broken = [textwrap.wrap(head, size) for head, size in zip(heads, widths, strict=True)]
+    height = max((len(lines) for lines in broken), default=1)
+    for index in range(height):
+        cells = []
+        for lines, size in zip(broken, widths, strict=True):
+            at = index - (height - len(lines))
+            cells.append((lines[at] if at >= 0 else "").rjust(size))
+        tail = [last] if index == height - 1 and not is_below else []
+        yield GAP.join([*cells, *tail]).rstrip()
+    if is_below:
+        yield " " * INDENT + last
+
+
+class VerboseReporter(StudyListener):
+    """A listener that prints all that happens, live if the console is a terminal."""
+
+    def __init__(self, console: Console | None = None, *, live: bool = True) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._labels: dict[int, str] = {}
+        self._screen = LiveScreen()
+        self._wants_live = live
+        self._live: Live | None = None
+
+    def study_started(self, plan: StudyPlan) -> None:
+        budget = count(plan.n_trials, "trial") if plan.n_trials else "stops automatically"
+        how = f"preset {plan.preset}, strategy {plan.strategy} ({budget}), {plan.evaluator}"
+        self._say(f"study {plan.study_name}: {how}")
+        for note in (*plan.warnings, *plan.notes):
+            self.noted(note)
+        self._labels |= plan.labels
+        pace = StudyPace(
+            max_trials=plan.max_trials, num_slots=plan.num_slots, budget=plan.budget, num_gpus=plan.num_gpus
+        )
+        self._screen.begin(plan.study, pace, plan.first_state)
+        if plan.num_finished:
+            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
+        if self._console.is_terminal and self._wants_live:
+            # It gives way to the final table, so that nothing stands on the screen twice.
+            draw = self._screen.draw
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=draw, transient=True)
+            self._live.start()
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        self._labels[number] = label
+        self._screen.start(number, label, why, self._name(number))
+        if why:
+            # Above the live screen too: the reasons are what is left to read once it is gone.
+            self._say(f"trial {self._name(number):>4}  {label:<{LABEL}}  starts    {why}")
+
+    def trial_state(self, number: int, state: str) -> None:
+        self._screen.state(number, state)
+        if self._live is None:
+            self._say(f"trial {self._name(number):>4}  {self._labels.get(number, ''):<{LABEL}}  {state}")
+
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        self._screen.progress(number, num_iterations, value)
+
+    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
+        self._screen.outlook(number, known, left_s)
+
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        self._screen.memory(number, peak_memory_bytes)
+
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        self._screen.finish(trial, label)
+        if self._live is not None:
+            self._console.set_window_title(self._screen.title())
+        else:
+            self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
+
+    def trial_recalled(self, trial: Trial, label: str) -> None:
+        self._labels[trial.number] = label
+
+    def noted(self, line: str) -> None:
+        self._say(f"note: {line}")
+
+    def explained(self, line: str) -> None:
+        self.noted(line)
+
+    def search_began(self, outlook: str) -> None:
+        if outlook:
+            self.noted(outlook)
+
+    def study_ended(self, end: StudyEnd) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._say(f"stopped: {end.why}")
+        if end.study.trials or end.study.baseline:
+            self._console.print()
+            self._console.print(trial_table(end.study, self._labels))
+            self._print_rest(end.study)
+        levers = lever_table(end.verdict.levers) if end.verdict is not None else None
+        for table in (end.findings, levers):
+            if table is not None and table.rows:
+                self._console.print()
+                for line in findings_lines(table, self._console.width):
+                    self._say(line)
+        self._print_best(end)
+        if end.verdict is not None:
+            self._say(f"verdict: {end.verdict.sentence}")
+        for line in end.diagnosis:
+            self._say(f"diagnosis: {line}")
+        paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
+        for name, path in paths.items():
+            if path.exists():
+                self._say(f"{name:5} {path}")
+        self._say(f"{'study':5} {end.database_url}")
+        if end.reason is EndReason.INTERRUPTED:
+            self._say(f"to continue: zenithtune resume {end.study_name}")
+
+    def _print_rest(self, study: Study) -> None:
+        ok_first = sorted(study.counts().items(), key=lambda item: (item[0] is not Outcome.OK, str(item[0])))
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in ok_first)
+        extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
+        extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
+        shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
+        num_again = len(study.trials) - study.num_searched
+        shown += f" and {count(num_again, 'repeated run')}" if num_again else ""
+        self._say(f"{count(study.num_searched, 'trial')}{shown}: {counts or 'none finished'}{extra}")
+        if over := [trial for trial in study.trials if trial.ok and not study.is_within_limit(trial)]:
+            limit = format_bytes(study.memory_limit_bytes or 0)
+            names = ", ".join(trial.name for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
+            self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
+        for line in (*early_lines(study), *failure_lines(study)):
+            self._say(line)
+
+    def _print_best(self, end: StudyEnd) -> None:
+        study, fastest = end.study, end.study.fastest
+        self._console.print()
+        if study.best is None or fastest is None or fastest.value is None:
+            self._print_warnings(end)  # that there is none is the verdict
+            return
+        first = study.first_run(fastest) or fastest
+        who = "your own command" if fastest.is_baseline else f"trial {fastest.name}"
+        label = self._labels.get(first.number, "")
+        label = f", {label}" if label and not fastest.is_baseline else ""
+        self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_range(fastest.half_width)}")
+        if not fastest.is_baseline:
+            self._say("      " + " ".join(f"{name}={value}" for name, value in fastest.params.items()))
+        self._print_gain(study)
+        self._print_warnings(end)
+        self._console.print()
+        self._say(end.best_command or "")
+        self._console.print()
+
+    def _print_warnings(self, end: StudyEnd) -> None:
+        for warning in end.warnings:
+            self.noted(warning)
+        if end.best_command is not None and MASK in end.best_command:
+            self.noted(f"put your secrets back in place of {MASK} before you run it")
+
+    def _print_gain(self, study: Study) -> None:
+        base = study.baseline
+        if base is None:
+            return
+        if study.gain is None:
+            self._say(f"your command: {base.outcome}" + (f" ({base.cause})" if base.cause else ""))
+        elif study.fastest is base:
+            self._say(f"gain: none; the best trial is {format_gain(study.gain)} against your own command")
+        elif study.best_is_own and study.best is not None:
+            runs = f"two runs of them differ by {format_gain(study.gain_of(study.best) or 0.0)}"
+            self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
+        else:
+            over = format_value(base.value or 0, base.unit)
+            noise = f", within the noise of{format_range(study.noise_half_width)}" * study.is_within_noise
+            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
+        if note := batch_note(study):
+            self.noted(note)
+
+    def _name(self, number: int) -> str:
+        """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
+        label = self._labels.get(number, "")
+        first = next((each for each, known in self._labels.items() if known + AGAIN == label), None)
+        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}'"
+
+    def _say(self, line: str) -> None:
+        """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
+        self._console.print(Text(line), soft_wrap=True)
