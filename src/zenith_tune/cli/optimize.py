@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +75,8 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
 
 def _train(config: StudyConfig, as_json: bool) -> int:
     """Run the best command, as one that asked to be tuned and run does, and return how it ended."""
+    import subprocess
+
     from zenith_tune.tuning.resolve import resolve_runner
 
     script = config.place.folder.best_command
