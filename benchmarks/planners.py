@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -35,8 +36,7 @@ from layoutbench.predict import (
     Prediction,
     Row,
     ask,
-    is_predicted,
-    result_of,
+    predictions_of,
     scores,
     write_rows,
 )
@@ -58,12 +58,12 @@ ADAPTERS = {
     "calculon": "run_calculon.py",
     "llm-analysis": "run_llm_analysis.py",
     "megatron-lm": "run_megatron_memory.py",
+    "primus": "run_primus.py",
 }
 """Adapters by the name of the planner's tree."""
 NOT_RUN = {
     "vtrain": "needs a profile of every hidden size, tensor parallelism and micro-batch on the GPU itself, by an "
     "extension of its own; none comes with it",
-    "primus": "its projection of times measures on an AMD GPU, or knows those of AMD alone; no published row has one",
 }
 """Planners that cannot be run on these rows, and why."""
 OURS = "zenithtune"
@@ -133,7 +133,11 @@ def _num_ranks(layout: Mapping[str, int | bool]) -> int:
 def ours(fit: list[MeasuredRun], judged: list[MeasuredRun] | None, runs: Sequence[MeasuredRun]) -> Answers:
     """Predict `runs`: those of each source from the other sources of `fit`, or `judged` from all of `fit`."""
     if judged is None:
-        steps = {id(run): float(s) for case in leave_sources_out(fit) for run, s in zip(case.runs, case.held.step_s, strict=True)}
+        steps = {
+            id(run): float(s)
+            for case in leave_sources_out(fit)
+            for run, s in zip(case.runs, case.held.step_s, strict=True)
+        }
         memory = leave_sources_out_memory(fit)
         how = "each source by a calibration fitted to the other sources alone"
     else:
@@ -170,7 +174,7 @@ def others(trees: Path, rows: Sequence[Row]) -> Iterator[tuple[str, Answers | st
             yield name, f"not in {trees}: clone it there, with its environment in {name}/.venv"
             continue
         try:
-            yield name, ask(f"{python} {FOLDER / adapter} {tree}", rows)
+            yield name, ask(shlex.join(map(str, (python, FOLDER / adapter, tree))), rows)
         except TunerError as error:
             yield name, str(error)
 
@@ -187,8 +191,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         "# Planners",
         f"Written by `benchmarks/planners.py` on {result['date']}: what planners predict of {result['num_rows']:,} "
         "published runs without running them, each from its own tree in its own environment. Errors are predicted over "
-        "measured, less 1, without the sign, at the median; next to them those of ours on the same rows, each source of "
-        "which is predicted by a calibration fitted to other sources alone. Rates are of one CPU core. "
+        "measured, less 1, without the sign, at the median; next to them those of ours on the same rows, each source "
+        "of which is predicted by a calibration fitted to other sources alone. Rates are of one CPU core. "
         "`sources` is the median of the sources' medians: two sources make most of the rows.",
         table(HEADS, [cells for name, found in planners.items() for cells in _lines(name, found)]),
         *(f"- {name}: not run: {reason}." for name, reason in result["not_run"].items()),
@@ -262,7 +266,7 @@ def run(options: argparse.Namespace) -> None:
             print(f"planners: {name}: {found}", file=sys.stderr)
         else:
             answers[name] = compared(rows, mine, found)
-    result = result_of(rows, answers, sealed=options.sealed)
+    result = predictions_of(rows, answers, sealed=options.sealed)
     if options.sealed or options.json:
         json.dump(result, sys.stdout, indent=1)
         print()
@@ -285,7 +289,9 @@ def options_parser() -> argparse.ArgumentParser:
     """Return the options."""
     parser = parse_options(__doc__)
     parser.add_argument("--trees", type=Path, required=True, help="folder with a clone of each planner")
-    parser.add_argument("--rows", type=Path, help="also write the rows to this file, as `layoutbench predict` reads them")
+    parser.add_argument(
+        "--rows", type=Path, help="also write the rows to this file, as `layoutbench predict` reads them"
+    )
     parser.add_argument("--sealed", action="store_true", help="print scores alone, and nothing of the rows")
     return parser
 

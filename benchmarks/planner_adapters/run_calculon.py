@@ -14,10 +14,10 @@ SYSTEMS = {"a100-80": "a100_80g", "a100-40": "a100_80g", "a800": "a100_80g", "h1
 MEMORY_GIB = 1e6
 """Memory given to every GPU, so that it also predicts what it takes to be too large."""
 ASSUMED = (
-    "systems/a100_80g.json, as in its README, and systems/h100_80g_nvl8.json, with the bandwidths of the cluster and with "
+    "systems/a100_80g.json, as in its README, and systems/h100_80g_nvl8.json, with the bandwidths of the cluster and "
     "memory without end; systems/a100_80e.json, of its own validation, is further off",
-    "options not stated by a row as in its validation against Megatron-LM: no overlap, no offloading, the all-gather of "
-    "sequence parallelism done again in the backward pass",
+    "options not stated by a row as in its validation against Megatron-LM: no overlap, no offloading, the all-gather "
+    "of sequence parallelism done again in the backward pass",
     "its model has no embedding, no output layer and no loss",
 )
 RECOMPUTE = {"none": "none", "selective": "attn_only", "full": "full"}

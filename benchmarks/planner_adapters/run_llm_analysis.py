@@ -26,9 +26,9 @@ ASSUMED = (
     f"its own descriptions of the GPUs, with the bandwidths of the cluster and memory of {MEMORY_GB} GB",
     f"efficiencies of {FLOPS_EFFICIENCY} of the peak rate and {MEMORY_EFFICIENCY} of the memory's, as its README has "
     "them; its default is 1",
-    "data-parallel ranks replicated for the step below ZeRO-3, as it would gather weights in every layer otherwise, and "
-    "sharded for the memory",
-    "it leaves out the pipeline's bubble, and messages between pipeline stages and of data parallelism other than ZeRO-3",
+    "data-parallel ranks replicated for the step below ZeRO-3, as it would gather weights in every layer otherwise, "
+    "and sharded for the memory",
+    "it leaves out the pipeline's bubble, messages between pipeline stages, and those of data parallelism below ZeRO-3",
 )
 
 

@@ -15,9 +15,9 @@ SYSTEMS = {"a100-80": "a100_pcie", "a100-40": "a100_pcie", "a800": "a100_pcie", 
 LINK_EFFICIENCY = 0.5
 """What the template of docs/system.md gives for NVLink and for the network."""
 ASSUMED = (
-    "configs/system/a100_pcie.json for A100, with NVLink and a network as in the template of docs/system.md (efficiency "
-    f"{LINK_EFFICIENCY}) in place of PCIe, and configs/system/b200_bf16_ceperm.json for B200; both with the bandwidths "
-    "of the cluster; no other GPU comes with it",
+    "configs/system/a100_pcie.json for A100, with NVLink and a network as in the template of docs/system.md (efficiency"
+    f" {LINK_EFFICIENCY}) in place of PCIe, and configs/system/b200_bf16_ceperm.json for B200; both with the "
+    "bandwidths of the cluster; no other GPU comes with it",
     "allocated memory (peak_mem), of the pipeline stage that a row asks for; it does not depend on the GPU",
     "other options by default: gradients of 4 bytes, dense layers reduced as the backward pass goes on",
 )

@@ -164,7 +164,7 @@ def _rounded(values: Sequence[float]) -> float | None:
     return round(median(values), 2) if values else None
 
 
-def result_of(rows: Sequence[Row], answers: Mapping[str, Answers], *, sealed: bool = False) -> dict[str, Any]:
+def predictions_of(rows: Sequence[Row], answers: Mapping[str, Answers], *, sealed: bool = False) -> dict[str, Any]:
     """Return what is written of planners; of sealed rows nothing but their number and the scores.
 
     A planner has seen the rows when it states its version, so that this is not written either.
