@@ -217,11 +217,10 @@ def _lines(name: str, found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for what, theirs in found["scores"].items():
         if not theirs["predicted"]:
             continue
-        same = found["same_rows"].get(what, theirs)
-        figures = [
-            _percent(each[key]) for key in ("median_abs_pct", "median_of_sources_pct") for each in (theirs, same)
-        ]
-        rate = f"{found['layouts_per_cpu_s']:,.0f}"
+        same = found["same_rows"].get(what, {})
+        names = ("median_abs_pct", "median_of_sources_pct")
+        figures = [_percent(each.get(key)) for key in names for each in (theirs, same)]
+        rate = f"{found['layouts_per_cpu_s'] or 0:,.0f}"
         yield name, what, str(theirs["predicted"]), str(theirs["rows"]), *figures, f"{theirs['median_ratio']:.2f}", rate
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,10 @@ from typing import Any
 
 Row = Mapping[str, Mapping[str, Any]]
 Prediction = dict[str, float | str]
+
+
+LIMIT_S = 20.0
+"""CPU seconds that a planner has for one row."""
 
 
 class CannotExpressError(Exception):
@@ -52,6 +57,12 @@ def need_plain_layers(row: Row) -> None:
 
 def answer(row: Row, predict: Callable[[Row], Prediction]) -> Prediction:
     """Return the prediction of a row, or the reason why there is none."""
+
+    def end(*_: object) -> None:
+        raise CannotExpressError(f"no answer within {LIMIT_S:g} s")
+
+    signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
     try:
         return predict(row)
     except CannotExpressError as error:
@@ -60,6 +71,8 @@ def answer(row: Row, predict: Callable[[Row], Prediction]) -> Prediction:
         # Planners assert what they cannot express; figures differ from row to row.
         said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line or type(error).__name__
         reason = "it fails: " + re.sub(r"\d+", "#", said.splitlines()[0])[:90]
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return {"step_s": reason, "peak_memory_bytes": reason}
 
 

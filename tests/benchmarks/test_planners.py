@@ -24,6 +24,7 @@ from zenith_tune.layouts.layout_batch import RECOMPUTE_SELECTIVE, RECOMPUTE_UNIF
 sys.path.insert(0, str(ROOT / "benchmarks"))
 sys.path.insert(0, str(ROOT / "benchmarks" / "planner_adapters"))
 
+import adapter
 import run_calculon
 import run_llm_analysis
 import run_megatron_memory
@@ -171,6 +172,16 @@ def test_a_planner_that_fails_gives_its_reason_without_the_figures() -> None:
     assert answer({}, refuse)[MEMORY] == "it fails: heads (#) must divide by #"
 
 
+def test_a_planner_that_takes_too_long_for_a_row_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "LIMIT_S", 0.05)
+
+    def endless(row: Any) -> Any:
+        while True:
+            pass
+
+    assert "within" in str(answer({}, endless)[STEP])
+
+
 CALCULON = {
     "__init__.py": "__version__ = '0'",
     "llm.py": """
@@ -252,8 +263,8 @@ def test_a_real_planner_predicts_a_well_known_run_as_it_did(name: str) -> None:
     row = row_of(replace(RUN, num_gpus=8, layout=RUN.layout | one_node | {"sequence_parallel": True}))
     assert row is not None
     ours_of_it = {**row.given, "model": row.given["model"] | {"tied_embeddings": False}}
-    adapter = ROOT / "benchmarks" / "planner_adapters" / ADAPTERS[name]
-    answers = ask(shlex.join(map(str, (python, adapter, folder / name))), [replace(row, given=ours_of_it)])
+    script = ROOT / "benchmarks" / "planner_adapters" / ADAPTERS[name]
+    answers = ask(shlex.join(map(str, (python, script, folder / name))), [replace(row, given=ours_of_it)])
     step_s, gib = EXPECTED[name]
     (found,) = answers.predictions
     assert found[STEP] == pytest.approx(step_s, rel=0.05) if step_s else isinstance(found[STEP], str)
