@@ -28,6 +28,8 @@ ASSUMED = (
     "them; its default is 1",
     "data-parallel ranks replicated for the step below ZeRO-3, as it would gather weights in every layer otherwise, "
     "and sharded for the memory",
+    "its own check of the count of FLOPs (within_range) refuses models with as many key-value heads as heads whose "
+    "feed-forward layers are not plain ones of four times the hidden size",
     "it leaves out the pipeline's bubble, messages between pipeline stages, and those of data parallelism below ZeRO-3",
 )
 

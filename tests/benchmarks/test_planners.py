@@ -238,8 +238,8 @@ def test_every_source_of_ours_is_predicted_from_the_others_and_stands_in_the_tab
     twice = result["planners"]["twice"]
     assert twice["scores"]["step"]["median_abs_pct"] == pytest.approx(100)
     assert twice["same_rows"]["step"]["median_abs_pct"] < 15
-    page = markdown(result | {"not_run": {"absent": "not there"}, "too_little_stated": {"b": 2}})
-    assert "absent: not run: not there" in page and "| twice | step |" in page
+    page = markdown(result | {"not_run": {"absent": "not there"}, "not_judged": {"b": 2}})
+    assert "absent: not run: not there" in page and "| twice | 1 | step |" in page
 
 
 EXPECTED = {
