@@ -96,8 +96,8 @@ def _likely_ranks(w: Workload, layouts: LayoutBatch, f: FrameworkSpec) -> list[F
     """
     last = layouts.pp.astype(np.float64) - 1.0
     second = np.minimum(last, 1.0)
-    if is_mixed(w) and f.pipeline_split == "cost":
-        # Distributed by cost, any stage may have a layer more than the one before.
+    if f.own_pipeline is not None or (is_mixed(w) and f.pipeline_split == "cost"):
+        # Distributed by cost or by hand, any stage may have a layer more than the one before.
         return [np.minimum(last, float(rank)) for rank in range(1, int(layouts.pp.max(initial=1)))]
     if is_mixed(w):
         with_experts = first_moe_rank(w, layouts, f)

@@ -18,7 +18,7 @@ from zenith_tune.layouts.axes import Axes, Cut
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES, BoolArray, IntArray, LayoutBatch, layout_at
 from zenith_tune.layouts.pipeline import layers_per_chunk
-from zenith_tune.layouts.rules import BATCH, INTERLEAVED_BATCHES, RULES, JobFacts
+from zenith_tune.layouts.rules import BATCH, INTERLEAVED_BATCHES, RULES, SCHEDULE, JobFacts
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 
 Index = npt.NDArray[np.intp]
@@ -189,14 +189,14 @@ class Candidates:
         yield from self._expand(self._near_rows)
 
     def _grids(self) -> Rows:
-        """Return tp, pp, vp, cp and dp of every way to lay out the dense layers."""
+        """Return tp, pp, vp, schedule, cp and dp of every way to lay out the dense layers."""
         tps, cps, pairs = self._axes.tensor(), self._axes.context(), self._axes.pipeline()
-        pps = np.array(pairs, np.int32).reshape(len(pairs), 2)
+        pps = np.array(pairs, np.int32).reshape(len(pairs), 3)
         shape = [np.arange(len(values)) for values in (tps, cps, pairs)]
         tp_at, cp_at, pair_at = (index.ravel() for index in np.meshgrid(*shape, indexing="ij"))
         tp, cp = np.array(tps, np.int32)[tp_at], np.array(cps, np.int32)[cp_at]
-        pp, vp = pps[pair_at, 0], pps[pair_at, 1]
-        rows = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "dp": self.num_gpus // (tp * pp * cp)}
+        pp, vp, schedule = pps[pair_at].T
+        rows = {"tp": tp, "pp": pp, "vp": vp, "schedule": schedule, "cp": cp, "dp": self.num_gpus // (tp * pp * cp)}
         keep = self.num_gpus % (tp * pp * cp) == 0
         if isinstance(pinned := self._space.pinned.get("dp"), int):
             keep &= rows["dp"] == pinned
@@ -209,6 +209,7 @@ class Candidates:
         options = {int(q): [(d,) for d in divisors(int(q)) if self._space.allows("mbs", d)] for q in np.unique(quotas)}
         index, mbs = Choices(options).expand(quotas)
         rows = _take(rows, index) | {"mbs": mbs[:, 0]}
+        rows = _take(rows, SCHEDULE.holds(JobFacts(), LayoutBatch.of(**rows)))
         layouts, rule = LayoutBatch.of(**rows), INTERLEAVED_BATCHES
         holds: BoolArray = rule.holds(JobFacts(), layouts)
         if log and not holds.all():

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.layouts.played_schedules import NAMES, play
+from zenith_tune.layouts.layout import FOLDED, SCHEDULES
+from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.schedules import bubble_share, last_chunk_rank, micro_batches_in_flight
+
+TIMES = [(1.0, 1.0, 1.0), (1.0, 1.3, 0.9), (1.0, 1.05, 0.6), (1.0, 2.2, 0.9)]
+"""Forward, backward for inputs and for weights: all alike, with attention, with messages, with full recomputation."""
+
+
+def layouts(name: str, ranks: int, micro_batches: int, rows: int = 1) -> LayoutBatch:
+    return LayoutBatch.of(pp=[ranks] * rows, vp=2, gbs=micro_batches, schedule=SCHEDULES.index(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize(("f", "b", "w"), TIMES)
+def test_the_bubble_is_that_of_the_schedule_played(name: str, ranks: int, f: float, b: float, w: float) -> None:
+    whole, batch = f + b + w, layouts(name, ranks, 4 * ranks)
+    bubble = (ranks - 1) * whole * bubble_share(batch, np.array([f / whole]), np.array([w / whole]))[0]
+    assert bubble == pytest.approx(play(name, ranks, 2, 4 * ranks, f=f, b=b, w=w).bubble)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_what_each_rank_holds_is_that_of_the_schedule_played(name: str, ranks: int, rounds: int) -> None:
+    batch = layouts(name, ranks, rounds * ranks, ranks)
+    held = 2 * micro_batches_in_flight(batch, np.arange(float(ranks)))
+    assert held.tolist() == play(name, ranks, 2, rounds * ranks, f=1.0, b=1.3, w=0.9).held
+
+
+def test_the_first_rank_of_a_folded_pipeline_has_the_loss() -> None:
+    assert [last_chunk_rank(layouts(name, 4, 8))[0] == 0 for name in SCHEDULES] == [
+        name in FOLDED for name in SCHEDULES
+    ]
