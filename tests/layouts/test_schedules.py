@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,23 @@ def test_what_each_rank_holds_is_that_of_the_schedule_played(name: str, ranks: i
     batch = layouts(name, ranks, rounds * ranks, ranks)
     held = 2 * micro_batches_in_flight(batch, np.arange(float(ranks)))
     assert held.tolist() == play(name, ranks, 2, rounds * ranks, f=1.0, b=1.3, w=0.9).held
+
+
+def test_each_weight_of_a_checkpointed_layer_recomputes_it_where_the_backward_pass_is_split() -> None:
+    torch = pytest.importorskip("torch")
+    backward, runs = pytest.importorskip("torch.distributed.pipelining._backward"), []
+    layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+
+    def layer(x: Any) -> Any:
+        runs.append(x)
+        return layers(x)
+
+    x = torch.randn(2, 4, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    _, groups = backward.stage_backward_input([y], [torch.ones_like(y)], [x], layers.parameters())
+    assert len(runs) == 2
+    backward.stage_backward_weight(layers.parameters(), groups)
+    assert len(runs) == 2 + len(layers)
 
 
 def test_the_first_rank_of_a_folded_pipeline_has_the_loss() -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Axes, Cut
-from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout import SCHEDULES, SPLIT, Layout, divisors
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES, BoolArray, IntArray, LayoutBatch, layout_at
 from zenith_tune.layouts.pipeline import layers_per_chunk
 from zenith_tune.layouts.rules import BATCH, INTERLEAVED_BATCHES, RULES, SCHEDULE, JobFacts
@@ -69,7 +69,7 @@ class LastChoices:
         self._limits = limits_of(job.framework.name)
 
     def keys(self, rows: dict[str, IntArray]) -> Keys:
-        """Return what each row's choices depend on: layers per chunk, sharding, pipeline, sequence parallelism."""
+        """Return what each row's choices depend on: layers of a chunk, schedule, sharding, pipeline, sequence."""
         tp, pp = rows["tp"], rows["pp"]
         ranks = rows["dp"] * rows["cp"]
         shards = ranks > 1
@@ -79,7 +79,8 @@ class LastChoices:
         splits = RULES["sequence_chunks"].holds(JobFacts.of(self._model, self._job), with_sp)
         sequence = np.where(tp == 1, NO_TP, np.where(splits, WITH_SP, NO_SP))
         layers = layers_per_chunk(self._model.num_layers, pp=pp, vp=rows["vp"]).astype(np.int64)
-        return ((layers * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
+        is_split = np.isin(rows["schedule"], [SCHEDULES.index(name) for name in SPLIT])
+        return (((layers * 2 + is_split) * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
 
     def choices(self, keys: Keys) -> Choices:
         """Return the choices for each of the keys, as rows of COLUMNS."""
@@ -88,9 +89,10 @@ class LastChoices:
     def _options(self, key: int) -> Iterator[tuple[int, ...]]:
         key, sequence = divmod(key, 3)
         key, has_pipeline = divmod(key, 2)
-        layers, shards = divmod(key, 2)
+        key, shards = divmod(key, 2)
+        layers, is_split = divmod(key, 2)
         stages = self._stages(bool(shards), bool(has_pipeline))
-        chosen = product(self._recompute(layers), stages, self._sequence(sequence), self._attention())
+        chosen = product(self._recompute(layers, bool(is_split)), stages, self._sequence(sequence), self._attention())
         return ((*recompute, stage, sp, flash) for recompute, stage, sp, flash in chosen)
 
     def _stages(self, shards: bool, has_pipeline: bool) -> list[int]:
@@ -102,14 +104,14 @@ class LastChoices:
             stages.remove(0)
         return [stage for stage in stages if self._space.allows("zero", stage)]
 
-    def _recompute(self, layers: int) -> list[tuple[int, int]]:
+    def _recompute(self, layers: int, is_split: bool) -> list[tuple[int, int]]:
         """Return kinds of recomputation with their numbers of layers; block over all layers is uniform over one."""
         pinned = self._space.pinned.get("recompute_layers")
         uniform = [pinned] if isinstance(pinned, int) and 1 <= pinned <= layers else [1]
         numbers = {"none": [0], "selective": [0], "full/uniform": uniform, "full/block": self._block_layers(layers)}
         return [
             (RECOMPUTE_NAMES.index(kind), number)
-            for kind in self._limits.recompute
+            for kind in (self._limits.recompute if not is_split else ("none",))
             for number in numbers[kind]
             if kind in self._space.recompute
             if self._space.allows("recompute", kind) and self._space.allows("recompute_layers", number)

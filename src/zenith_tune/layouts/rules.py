@@ -19,7 +19,7 @@ from typing import Any
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import FOLDED, Layout
+from zenith_tune.layouts.layout import FOLDED, SPLIT, Layout
 from zenith_tune.layouts.pipeline import ACCOUNTED, is_accounted, is_even, is_laid_out, layers_per_chunk
 from zenith_tune.layouts.search_space import SIZES, limits_of
 
@@ -258,6 +258,14 @@ SCHEDULE = rule_of(
     lambda facts, at: f"got {at.schedule} with pp {at.pp}, vp {at.vp} and {at.num_micro_batches} micro-batches",
 )
 """With fewer PyTorch's DualPipeV refuses to start, and its ZBV no longer fills the pipeline."""
+SPLIT_KEEPS_ALL = rule_of(
+    "split_keeps_all",
+    "zero-bubble, zbv and dualpipe-v need recompute none",
+    lambda facts, at: implies(at.schedule_is(SPLIT), at.recompute_is(("none",))),
+    lambda facts, at: f"got {at.schedule} with recompute {at.recompute}",
+)
+"""PyTorch takes the weights' gradients one matrix at a time, and each recomputes its whole layer: in 2.13, a Llama layer
+runs 9 times again besides the one for inputs."""
 
 RULES = {
     rule.name: rule
@@ -279,6 +287,7 @@ RULES = {
         # The schedule takes micro-batches in groups of pp.
         INTERLEAVED_BATCHES,
         SCHEDULE,
+        SPLIT_KEEPS_ALL,
         # Each rank takes a chunk from both ends of the sequence, for an equal causal share.
         _multiple("context", "seq_len", "2*cp", lambda at: (2, at.cp), when=lambda at: at.cp > 1),
         rule_of(
