@@ -264,7 +264,7 @@ SPLIT_KEEPS_ALL = rule_of(
     lambda facts, at: implies(at.schedule_is(SPLIT), at.recompute_is(("none",))),
     lambda facts, at: f"got {at.schedule} with recompute {at.recompute}",
 )
-"""PyTorch takes the weights' gradients one matrix at a time, and each recomputes its whole layer: in 2.13, a Llama layer
+"""PyTorch takes the weights' gradients one matrix at a time, and each recomputes its whole layer (2.13): one of Llama
 runs 9 times again besides the one for inputs."""
 
 RULES = {

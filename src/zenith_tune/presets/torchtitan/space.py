@@ -44,7 +44,7 @@ AXES = ("tp", "pp", "schedule", "cp", "ep", "shard", "mbs", "ac")
 LONG_SEQUENCE = 16_384
 """Tokens from which on context parallelism is searched without being asked for."""
 ONE_STAGE = {"1f1b": SCHEDULES[0], "gpipe": "gpipe"}
-"""Schedules with one stage of a pipeline on each rank, by PyTorch's names in small letters, and as layouts have them."""
+"""Schedules with one stage on each rank, by PyTorch's names in small letters, and as layouts have them."""
 TWO_STAGES = {
     "interleaved1f1b": SCHEDULES[0],
     "loopedbfs": "gpipe",
