@@ -27,6 +27,20 @@ def test_the_bubble_is_that_of_the_schedule_played(name: str, ranks: int, f: flo
     assert bubble == pytest.approx(play(name, ranks, 2, 4 * ranks, f=f, b=b, w=w).bubble)
 
 
+@pytest.mark.parametrize(
+    ("name", "chunks", "bubble", "held"),
+    [("1f1b", 1, 21.0, 8.0), ("zero-bubble", 1, 7.0, 8.0), ("1f1b", 2, 10.5, 11.5), ("zbv", 2, 3.5, 8.0)],
+)
+def test_bubble_and_memory_are_those_of_primus_own_simulation(
+    name: str, chunks: int, bubble: float, held: float
+) -> None:
+    # Figure of its article (AMD, 2026-02): 8 ranks, 32 micro-batches, three passes of one unit each.
+    batch = LayoutBatch.of(pp=8, vp=chunks, gbs=32, schedule=SCHEDULES.index(name))
+    third = np.full(1, 1 / 3)
+    assert 7 * 3 / chunks * bubble_share(batch, third, third)[0] == pytest.approx(bubble)
+    assert micro_batches_in_flight(batch, np.zeros(1))[0] == held
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("rounds", [2, 4])
