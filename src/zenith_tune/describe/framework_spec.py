@@ -108,7 +108,8 @@ class FrameworkSpec:
     vocab_multiple: int = 1
     """Multiple to which each rank's share of the vocabulary is padded."""
     pipeline_split: str = "even"
-    """even: the same number of layers everywhere; cost: balanced by cost, as nanotron does."""
+    """even: the same number of layers everywhere; units: embedding and output count as a layer each, as in torchtitan;
+    cost: balanced by cost, as nanotron does."""
     own_pipeline: OwnPipeline | None = None
     """The one that layouts of as many ranks and chunks have; of the job, as no catalog entry has any."""
     expands_key_values: bool = False

@@ -20,6 +20,7 @@ from zenith_tune.layouts.stages import (
     even_stage_layers,
     layers_before_chunk,
     layers_before_cost_stage,
+    layers_before_unit_chunk,
 )
 
 
@@ -52,7 +53,7 @@ class Stage:
     @classmethod
     def of(cls, workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> Self:
         """Return the stage of pipeline rank `rank` of each layout."""
-        layers = _layers(workload, layouts, framework, rank)
+        layers = stage_layers(workload, layouts, framework, rank)
         dense = _dense_layers(workload, layouts, framework, rank, layers)
         tp, is_last = layouts.tp.astype(np.float64), (rank == last_chunk_rank(layouts)).astype(np.float64)
         multiple = framework.vocab_multiple
@@ -89,9 +90,18 @@ def first_moe_rank(workload: Workload, layouts: LayoutBatch, framework: Framewor
     return result
 
 
-def _layers(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> FloatArray:
+def stage_layers(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> FloatArray:
+    """Return the layers of pipeline rank `rank` of each layout."""
     if framework.pipeline_split == "cost":
         return cost_stage_layers(*_cost_split(workload, layouts), rank)
+    if framework.pipeline_split == "units":
+        layers = np.zeros_like(rank)
+        for turn in range(int(layouts.vp.max(initial=1))):
+            start, end = (
+                _before(workload, layouts, framework, chunk_of(layouts, rank, turn) + more) for more in (0.0, 1.0)
+            )
+            layers = layers + (turn < layouts.vp) * (end - start)
+        return layers
     layers, own = even_stage_layers(workload.num_layers, layouts, rank), framework.own_pipeline
     if own is None:
         return layers
@@ -131,6 +141,8 @@ def _before(w: Workload, layouts: LayoutBatch, framework: FrameworkSpec, chunk: 
     """Return the layers before a chunk of the model; where blocks are distributed by cost, a rank has one chunk."""
     if framework.pipeline_split == "cost":
         return layers_before_cost_stage(*_cost_split(w, layouts), chunk)
+    if framework.pipeline_split == "units":
+        return layers_before_unit_chunk(w.num_layers, layouts, chunk)
     before, own = layers_before_chunk(w.num_layers, layouts, chunk), framework.own_pipeline
     if own is None:
         return before
@@ -170,7 +182,7 @@ def stage_loads(workload: Workload, layouts: LayoutBatch, framework: FrameworkSp
     else:
         # The second is the fullest, except that of two stages the first may have a layer more.
         stages = [np.where(last > 1, 1.0, 0.0)]
-    layers = [_layers(workload, layouts, framework, stage) for stage in (*stages, head)]
+    layers = [stage_layers(workload, layouts, framework, stage) for stage in (*stages, head)]
     apart = [
         load + (mtp == stage) * (mtp != head) * workload.num_mtp_layers
         for load, stage in zip(layers, stages, strict=False)

@@ -90,6 +90,20 @@ def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatAr
     return np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
 
 
+def layers_before_unit_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatArray) -> FloatArray:
+    """Return the layers before a chunk where embedding and output always count as a layer each, as in torchtitan.
+
+    Of L+2 units the first chunks have one more where they do not go evenly (`generate_llm_fqn_per_model_part`).
+
+    >>> np.diff(layers_before_unit_chunk(32.0, LayoutBatch.of(pp=[4] * 5), np.arange(5.0))).tolist()
+    [8.0, 9.0, 8.0, 7.0]
+    """
+    chunks, units = layouts.pp * layouts.vp, num_layers + ACCOUNTED
+    inner = np.floor(units / chunks)
+    dealt = chunk * inner + np.minimum(chunk, units - inner * chunks) - 1.0
+    return np.where(chunk > 0, np.minimum(dealt, num_layers), 0.0)
+
+
 def cost_stage_layers(
     num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
 ) -> FloatArray:
