@@ -147,7 +147,7 @@ def test_recomputation_is_read_in_all_its_forms(options: str, recompute: str, la
         ("--num-virtual-stages-per-pipeline-rank 4", 4),
         ("--num-layers-per-virtual-pipeline-stage 2", 4),
         ("--pipeline-model-parallel-layout 'Et*2|(t*3|)*10L'", 3),
-        ("--pipeline-model-parallel-layout 'Et|(t*10|)*2,t*11|L'", 1),
+        ("--pipeline-model-parallel-layout 'Et|(t*10|)*2,t*11L'", 1),
     ],
 )
 def test_chunks_are_read_in_whichever_way_the_command_says_them(options: str, chunks: int) -> None:
