@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from held_out import Judged, decides, judged_run
+from held_out import Judged, decides, judged_run, predict
 
 from zenith_tune.calibrate.calibration_fit import FALLBACK, LEAST_LANDSCAPES, LEAST_RUNS, sources_by_gpu
 from zenith_tune.calibrate.holdout import (
@@ -24,6 +24,8 @@ from zenith_tune.calibrate.holdout import (
     step_errors,
 )
 from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.memory_fit import fit_memory
+from zenith_tune.calibrate.memory_fit import usable as states_memory
 from zenith_tune.calibrate.time_family import EFFICIENCY, LAUNCH, TRAFFIC, TimeFamily
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit
 from zenith_tune.describe.framework_spec import load_framework
@@ -143,3 +145,18 @@ def judge_sources(cases: list[LeftOut]) -> Iterator[tuple[LeftOut, list[Judged]]
     """Yield every source with its judged runs, whose intervals know of the levels of others alone."""
     for case in cases:
         yield case, list(case.judged(source_sds([other for other in cases if other.author != case.author])))
+
+
+def leave_sources_out_memory(runs: list[MeasuredRun]) -> dict[int, float]:
+    """Return the predicted memory of runs by their id, every source by the others of its framework.
+
+    A framework that no other source measured has the coefficients of one without measurements, as in the planner.
+    """
+    stated = [run for run in runs if states_memory(run) and run.memory_bytes]
+    found: dict[int, float] = {}
+    for name, author in sorted({(run.framework, run.author) for run in stated}):
+        members = [run for run in stated if run.framework == name]
+        coefficients = fit_memory([run for run in members if run.author != author], load_framework(name))
+        own = [run for run in members if run.author == author]
+        found |= {id(held.run): held.predicted_bytes for held in predict(own, coefficients, name)}
+    return found

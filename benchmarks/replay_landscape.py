@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from statistics import median
 
 from held_out import forbidden
@@ -201,9 +202,10 @@ def _item(repeats: list[MeasuredRun], point: Params, batch: int | None) -> Recor
 
 def layout_of(columns: Mapping[str, int | bool], num_gpus: int) -> Layout:
     """Return the layout that columns of a batch stand for."""
+    sizes: dict[str, Any] = {name: int(columns[name]) for name in AXES if name != "mbs"}
     return Layout(
         num_gpus=num_gpus,
-        **{name: int(columns[name]) for name in AXES if name != "mbs"},
+        **sizes,
         micro_batch=int(columns["mbs"]),
         global_batch=int(columns["gbs"]),
         recompute=RECOMPUTE_NAMES[columns["recompute"]],

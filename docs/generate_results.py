@@ -46,6 +46,7 @@ def results() -> str:
     rows += [_errors(board, LEFT_OUT, "predicted step time of a whole source by the others")]
     rows += [_errors(board, "## Memory: error of the predicted peak", "predicted peak memory")]
     rows += [_errors(board, "## Speed: error of the predicted tokens/s", "predicted step time"), _interval(board)]
+    rows += [*_planners(newest("planners-*.json"))]
     rows += [_rate(newest("planner-rate-*.json")), _head_to_head(newest("deepspeed-head-to-head-*") / "result.json")]
     return _table(("measured", "result", "how"), rows)
 
@@ -53,7 +54,8 @@ def results() -> str:
 def shortcomings() -> str:
     """Return what is not good yet: every target that is missed, and the worst predictions."""
     replay, board = RESULTS / "replay.md", RESULTS / "scoreboard.md"
-    return "".join(f"- {line} ({_link(path)})\n" for path, line in (*_missed(replay, board), *_worst(board)))
+    lines = (*_missed(replay, board), *_closer(newest("planners-*.json")), *_worst(board))
+    return "".join(f"- {line} ({_link(path)})\n" for path, line in lines)
 
 
 def _gains(path: Path) -> Iterator[Sequence[str]]:
@@ -103,6 +105,38 @@ def _errors(path: Path, heading: str, what: str) -> Sequence[str]:
     by_source = f"{medians[0]:g}% to {medians[-1]:g}% by source, {sum(int(row['runs']) for row in rows):,} runs"
     found = f"**{largest['median']}** on the largest source ({int(largest['runs']):,} runs); {by_source}"
     return f"{what}, median error on runs that nothing was fitted to", found, _link(path)
+
+
+def _planners(path: Path) -> Iterator[Sequence[str]]:
+    found = list(_against(path, "median_abs_pct"))
+    for what, name in (("step", "step time"), ("memory", "peak memory")):
+        pairs = [
+            f"**{ours:.1f}%** against {theirs:.1f}% of {other} ({num:,} runs)"
+            for quantity, other, num, ours, theirs in found
+            if quantity == what
+        ]
+        about = (
+            "by other sources alone, median error, against other planners on the published runs that each can express"
+        )
+        yield f"predicted {name} {about}", "; ".join(pairs), _link(path.with_suffix(".md"))
+
+
+def _against(path: Path, score: str) -> Iterator[tuple[str, str, int, float, float]]:
+    """Yield what was predicted, by which other planner, of how many runs, and our score and its own on them."""
+    planners: dict[str, Any] = json.loads(path.read_text())["planners"]
+    for other, found in planners.items():
+        for what, ours in found["same_rows"].items():
+            theirs = found["scores"][what]
+            if theirs["predicted"]:
+                yield what, other, theirs["predicted"], ours[score], theirs[score]
+
+
+def _closer(path: Path) -> Iterator[tuple[Path, str]]:
+    for what, other, num, ours, theirs in _against(path, "median_of_sources_pct"):
+        if theirs < ours:
+            name = {"step": "speed", "memory": "memory"}[what]
+            off = f"{name} off by {ours:.1f}% (median of the sources' medians), {other}'s by {theirs:.1f}%"
+            yield path.with_suffix(".md"), f"{num:,} runs, predicted from other sources alone: {off}"
 
 
 def _interval(path: Path) -> Sequence[str]:

@@ -1,7 +1,8 @@
-"""Writes a study to MLflow, where it is an experiment with a run for each trial, or for TensorBoard."""
+"""Writes a study to MLflow or Weights & Biases, where it has a run for each trial, or for TensorBoard."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -268,3 +269,37 @@ def _shown(trial: ExportedTrial) -> dict[str, float]:
 
 def _plain(value: object) -> bool | str | float | int:
     return value if isinstance(value, bool | str | float | int) else str(value)
+
+
+def export_to_wandb(view: StudyView, project: str) -> int:
+    """Write each trial as a run of a project, grouped by the study; one that is there is continued, not doubled."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nothing goes elsewhere
+    try:
+        import wandb
+    except ImportError as error:
+        problem = f"--wandb needs wandb, which is not installed ({error})"
+        raise UsageError(f"{problem}: pip install 'zenith-tune[wandb]'") from error
+    trials = exported_trials(view)
+    quiet = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True)
+    try:
+        for trial in trials:
+            run_id = hashlib.sha256(f"{view.name} {trial.number} {trial.started_s}".encode()).hexdigest()[:16]
+            run = wandb.init(
+                project=project,
+                group=view.name,
+                name=_cut(trial.label, MAX_KEY_CHARS),
+                id=run_id,
+                resume="allow",
+                config={**trial.params, **trial.tags, "trial": trial.number, "baseline": trial.is_baseline},
+                settings=quiet,
+                reinit="finish_previous",
+            )
+            run.summary.update(dict(trial.metrics))
+            run.finish(exit_code=int(not trial.went_well))
+    except (wandb.Error, OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        hint = "run `wandb login`, or set WANDB_MODE=offline"
+        raise UsageError(f"Weights & Biases does not take the study ({why})", hint=hint) from error
+    finally:
+        wandb.teardown()
+    return len(trials)

@@ -63,6 +63,10 @@ class PresetTuner:
         named: dict[str, Any] = {"preset": preset, "strategy": strategy, "evaluator": evaluator}
         named.update(output_dir=output_dir, study_name=study_name, db=db_path, dump_env=dump_env, args=tune_args)
         chosen = TuneOptions(**{**{name: value for name, value in named.items() if value is not None}, **options})
+        if chosen.notify is not None:
+            from zenith_tune.report.notification import check_webhook
+
+            check_webhook(chosen.notify)
         self._runner = resolve_runner(chosen)
         if isinstance(self._runner, tuple):
             name, args = self._runner
@@ -272,6 +276,11 @@ class PresetTuner:
             session.export()
         finally:
             self.listener.study_ended(end)
+            if (url := config.options.notify) is not None:
+                from zenith_tune.report.notification import notify
+
+                if (problem := notify(url, end)) is not None:
+                    self.listener.noted(problem)
 
 
 def _diagnosis(session: StudySession, why: str) -> list[str]:

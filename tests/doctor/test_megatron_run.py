@@ -46,6 +46,13 @@ def test_sizes_and_recomputation_are_those_of_the_command() -> None:
     assert layout_of(f"{SWIFT} {chunks}").vp == 4, "48 layers in two stages of four chunks"
 
 
+def test_a_pipeline_that_is_written_down_is_that_of_the_run() -> None:
+    stages = "--pipeline_model_parallel_size 4 --pipeline_model_parallel_layout 'Et*5|(t*6|)*6t*7L'"
+    run = megatron_run(f"{SWIFT} {stages}", RunHints(cluster="h100x8"))
+    own = run.subject.job.framework.own_pipeline
+    assert own is not None and (run.layout.vp, [own.on_rank(rank) for rank in range(4)]) == (2, [11, 12, 12, 13])
+
+
 def test_a_script_of_megatron_lm_has_the_defaults_of_megatron_lm() -> None:
     at = Layout(num_gpus=8, global_batch=64, micro_batch=2)
     assert layout_of(SCRIPT, model="llama3-8b") == at

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import ROOT
@@ -23,6 +24,8 @@ from tests.requirements import need_module, skip
 from tests.thoroughness import few_quick
 from tests.warm_process import warm_python
 from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_tune.layouts.layout_batch import LayoutBatch
+from zenith_tune.layouts.stages import layers_before_unit_chunk
 from zenith_tune.presets.torchtitan.command import titan_run
 from zenith_tune.presets.torchtitan.preset import TorchTitanPreset
 from zenith_tune.study.parameters import Params
@@ -109,6 +112,34 @@ def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(done.stdout.rpartition("PARSED ")[2]), done.stderr + done.stdout
+
+
+SPLITS = """
+import json, sys
+from torchtitan.distributed.pipeline_parallel import generate_llm_fqn_per_model_part
+stages = [generate_llm_fqn_per_model_part(number, layers) for layers, number in json.loads(sys.argv[1])]
+print("SPLIT " + json.dumps([[sum(name[:7] == "layers." for name in each) for each in parts] for parts in stages]))
+"""
+
+
+@pytest.mark.timeout(500)
+def test_its_pipelines_have_the_layers_that_are_planned() -> None:
+    if not has_toml():
+        pytest.skip("newer releases split by a function of another name")
+    cases = [(32, 4), (32, 8), (80, 16), (126, 8), (5, 7)]
+    paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [warm_python(), "-c", SPLITS, json.dumps(cases)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (layers, stages), dealt in zip(cases, json.loads(done.stdout.rpartition("SPLIT ")[2]), strict=True):
+        batch = LayoutBatch.of(pp=[stages] * (stages + 1))
+        before = layers_before_unit_chunk(float(layers), batch, np.arange(stages + 1.0))
+        assert np.diff(before).tolist() == dealt
 
 
 @pytest.mark.timeout(900)

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.estimates.memory_cases import llama, workload
-from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.describe.framework_spec import OwnPipeline, load_framework
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimates.stage import Stage, first_moe_rank
+from zenith_tune.estimates.stage import Stage, first_moe_rank, stage_loads
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.pipeline import is_even, laid_out_chunks
 
@@ -68,3 +69,21 @@ def test_many_models_at_once_have_the_dense_layers_of_each() -> None:
 def test_the_first_rank_of_deepseek_v3_whose_first_chunk_has_experts_alone(pp: int, vp: int, rank: int) -> None:
     at, spec = workload(load_model("deepseek-v3"), "megatron"), load_framework("megatron")
     assert first_moe_rank(at, LayoutBatch.of(pp=[pp], vp=vp), spec).tolist() == [rank]
+
+
+def test_stages_that_a_job_writes_down_are_estimated_as_written() -> None:
+    # DeepSeek-V3: 3 dense layers on the first rank, and the layer for multi-token prediction on a stage of its own.
+    layers = (3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 6, 4, 0)
+    own = OwnPipeline(num_ranks=16, layers=layers, mtp_layers=(*[0] * 14, 1, 0))
+    spec, at = replace(load_framework("megatron"), own_pipeline=own), workload(load_model("deepseek-v3"), "megatron")
+    batch, ranks = LayoutBatch.of(pp=[16] * 16), np.arange(16.0)
+    stage = Stage.of(at, batch, spec, ranks)
+    assert stage.layers.tolist() == list(layers)
+    assert stage.dense_layers.tolist() == [3, *[0] * 15]
+    assert stage.mtp_layers.tolist() == [*[0] * 14, 1, 0]
+    loads = stage_loads(at, batch.take(np.array([0])), spec)
+    assert (loads.fullest.tolist(), loads.last.tolist()) == ([6], [0])
+    # Any other pipeline is split as ever.
+    other = LayoutBatch.of(pp=[8] * 8)
+    plain = Stage.of(at, other, replace(spec, own_pipeline=None), np.arange(8.0))
+    assert Stage.of(at, other, spec, np.arange(8.0)).layers.tolist() == plain.layers.tolist()

@@ -29,6 +29,7 @@ def random_layouts(seed: int, count: int = 4000) -> LayoutBatch:
     return LayoutBatch.of(
         **columns,
         vp=random.choice([1, 1, 2, 3, 4, 5], count),
+        schedule=random.choice([0, 0, 0, 1, 2, 3, 4], count),
         etp=random.choice([1, 1, 2, 3, 8], count),
         gbs=random.choice([1, 7, 60, 96, 256, 512, 1024], count),
         zero=random.choice([0, 1, 2, 3], count),

@@ -5,7 +5,8 @@ import pytest
 
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.pipeline import is_laid_out, laid_out_chunks
-from zenith_tune.layouts.stages import cost_stage_layers, even_stage_layers, micro_batches_in_flight
+from zenith_tune.layouts.schedules import micro_batches_in_flight
+from zenith_tune.layouts.stages import cost_stage_layers, even_stage_layers
 
 # Layers, hidden and feed-forward size of the models of the Ultra-Scale Playbook; its vocabulary has 131,072 words.
 PLAYBOOK = [(16, 2048, 8192), (28, 3072, 8192), (32, 4096, 14336), (80, 8192, 28672)]

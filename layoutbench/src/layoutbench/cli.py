@@ -1,4 +1,4 @@
-"""The command line: `layoutbench run`, `leaderboard`, `build`, `check`, `list` and `export`."""
+"""The command line: `layoutbench run`, `predict`, `leaderboard`, `build`, `check`, `list` and `export`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from layoutbench.build import build
 from layoutbench.export import export_csv, export_syne_tune
 from layoutbench.landscape import SHIPPED, Landscape, LandscapeError, load_landscapes
 from layoutbench.leaderboard import html_page, markdown, merged, read_result, result_of, write_result
+from layoutbench.predict import ask, predictions_of, read_rows
 from layoutbench.runner import MOST_TRIALS, TunerError, label, load_tuner, run_all
 from layoutbench.tuners import BUILT_IN
 
@@ -47,6 +48,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--sealed", action="store_true", help="write scores alone, and nothing of the landscapes")
     run.add_argument("--output", type=Path, help="a JSON file (default: print the scores)")
     run.set_defaults(command=_run)
+
+    said = commands.add_parser("predict", help="score what planners predict of measured rows, without running them")
+    said.add_argument(
+        "--planner",
+        action="append",
+        required=True,
+        metavar="NAME=COMMAND",
+        help="reads rows as JSON and writes its answers; several times if wanted",
+    )
+    said.add_argument("--rows", type=Path, action="append", required=True, help="file or folder of measured rows")
+    said.add_argument("--sealed", action="store_true", help="write scores alone, and nothing of the rows")
+    said.add_argument("--output", type=Path, help="a JSON file (default: print the scores)")
+    said.set_defaults(command=_predict)
 
     board = commands.add_parser("leaderboard", help="write results as markdown, HTML with plots, and JSON")
     board.add_argument("results", type=Path, nargs="+", help="what `run` wrote; several are merged")
@@ -120,6 +134,16 @@ def _run(options: argparse.Namespace) -> None:
         write_result(result, options.output)
     else:
         print(json.dumps(result["scores"], indent=1))
+
+
+def _predict(options: argparse.Namespace) -> None:
+    rows = read_rows(options.rows)
+    answers = {label(planner): ask(planner.partition("=")[2], rows) for planner in options.planner}
+    text = json.dumps(predictions_of(rows, answers, sealed=options.sealed), indent=1)
+    if options.output is not None:
+        options.output.write_text(f"{text}\n", encoding="utf-8")
+    else:
+        print(text)
 
 
 def _leaderboard(options: argparse.Namespace) -> None:

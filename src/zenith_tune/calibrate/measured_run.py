@@ -110,7 +110,7 @@ TIED = ("gpt3", "gpt 1", "gpt 3", "gpt 5", "gpt 7", "bloom", "mpt", "bert", "t5"
 
 DEFAULT_COLUMNS: dict[str, int | bool] = {
     **dict.fromkeys(("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs"), 1),
-    **dict.fromkeys(("zero", "recompute", "recompute_layers"), 0),
+    **dict.fromkeys(("schedule", "zero", "recompute", "recompute_layers"), 0),
     "sequence_parallel": True,
     "flash_attention": True,
 }

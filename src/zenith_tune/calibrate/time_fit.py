@@ -111,6 +111,7 @@ def with_default_batch(run: MeasuredRun) -> MeasuredRun:
 
 RELEASE = 2026.0
 """The release, as a year, at which trends are zero."""
+SOURCE = "source:"
 SCALE = 0.08
 """Logarithmic error beyond which errors count by their size only: some rows state wrong settings."""
 
@@ -187,6 +188,8 @@ class TimeFit:
         factors: dict[str, dict[str, float]] = defaultdict(dict, kept)
         trends = dict(self.origin.trends)
         for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
+            if factor.kind.startswith(SOURCE):  # no machine but its own has the level of a source
+                continue
             if factor.kind == "release":
                 trends[factor.coefficient] = float(value)
             else:
@@ -238,6 +241,10 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
         members = (name, *family.alike) if name == family.frameworks[0] else (name,)
         share = np.array([run.framework in members for run in runs]) * 1.0
         found.append(_gemm_factor(f"framework:{name}", share, prior, origin))
+    sources = sorted({run.author for run in runs})
+    for source in sources if len(sources) > 1 else ():
+        share = np.array([run.author == source for run in runs]) * 1.0
+        found += [Factor(f"{SOURCE}{source}", name, share, family.source_prior) for name in family.by_source]
     years = np.array([run.release or origin.release for run in runs]) - origin.release
     trends = ((name, origin.trends.get(name, 0.0)) for name in family.by_release)
     return found + [Factor("release", name, years, family.trend_prior, slope) for name, slope in trends]

@@ -1,4 +1,4 @@
-"""The command `zenithtune export`: a study for MLflow, or for TensorBoard."""
+"""The command `zenithtune export`: a study for MLflow, Weights & Biases, or TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from zenith_tune.cli.options import debug_option, path_option, study_place
 from zenith_tune.errors import UsageError
 
 
-@click.command(short_help="Write a study to MLflow, or for TensorBoard.")
+@click.command(short_help="Write a study to MLflow or Weights & Biases, or for TensorBoard.")
 @click.option("--mlflow", metavar="URI", help="MLflow's store, such as sqlite:///mlflow.db or http://host:5000.")
 @path_option("--tensorboard", metavar="DIR", help="Where TensorBoard looks; the study gets a folder in it.")
+@click.option("--wandb", metavar="PROJECT", help="A project of Weights & Biases; WANDB_MODE=offline writes it here.")
 @study_place
 @debug_option
 @click.argument("study", metavar="STUDY")
@@ -25,9 +26,11 @@ def export(study: str, **options: Any) -> int:
     zenithtune export first --mlflow sqlite:///mlflow.db
     zenithtune export first --tensorboard runs
     """
-    uri, folder = options["mlflow"], options["tensorboard"]
-    if uri is None and folder is None:
-        raise UsageError("a study is exported to somewhere", hint="give --mlflow URI, --tensorboard DIR, or both")
+    uri, folder, project = options["mlflow"], options["tensorboard"], options["wandb"]
+    if uri is None and folder is None and project is None:
+        raise UsageError(
+            "a study is exported to somewhere", hint="give --mlflow URI, --tensorboard DIR or --wandb PROJECT"
+        )
     from zenith_tune.record.source import find_study
 
     view = find_study(study, db=options["db"], output_dir=options["output_dir"]).view()
@@ -41,4 +44,8 @@ def export(study: str, **options: Any) -> int:
 
         target, count = export_to_tensorboard(view, folder)
         click.echo(f"{target}: {count} trials written; tensorboard --logdir {folder}")
+    if project is not None:
+        from zenith_tune.exports import export_to_wandb
+
+        click.echo(f"project {project}: {export_to_wandb(view, project)} trials written, in group {view.name}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 SCREEN = ("verbose", "quiet", "diff")
 """Options about what is printed."""
-PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", *SCREEN)
-"""Options about where a study is and how it is continued now, which need not be the same the next time."""
+PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", "notify", *SCREEN)
+"""Options about where a study is, how it is continued now and who hears of it: none is kept for the next time."""
 
 
 @click.command(cls=RecordedCommand, short_help="Find the fastest options for a training command by short real trials.")
@@ -76,6 +75,8 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
 
 def _train(config: StudyConfig, as_json: bool) -> int:
     """Run the best command, as one that asked to be tuned and run does, and return how it ended."""
+    import subprocess
+
     from zenith_tune.tuning.resolve import resolve_runner
 
     script = config.place.folder.best_command

@@ -59,6 +59,30 @@ class HeadBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPipeline:
+    """A pipeline whose stages a job writes down itself; chunk k belongs to rank k modulo their number."""
+
+    num_ranks: int
+    layers: tuple[int, ...]
+    """Layers of each chunk, in the order of the model."""
+    mtp_layers: tuple[int, ...]
+    """Layers for multi-token prediction of each chunk."""
+
+    def on_rank(self, rank: int) -> int:
+        """Return the layers of a rank.
+
+        >>> OwnPipeline(num_ranks=2, layers=(3, 4, 4, 2), mtp_layers=(0, 0, 0, 1)).on_rank(1)
+        6
+        """
+        return sum(self.layers[rank :: self.num_ranks])
+
+    @property
+    def mtp_rank(self) -> int:
+        """The rank with the layers for multi-token prediction."""
+        return max(range(len(self.layers)), key=lambda chunk: (self.mtp_layers[chunk], chunk)) % self.num_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkSpec:
     """The facts about one framework that the estimates need."""
 
@@ -86,7 +110,10 @@ class FrameworkSpec:
     vocab_multiple: int = 1
     """Multiple to which each rank's share of the vocabulary is padded."""
     pipeline_split: str = "even"
-    """even: the same number of layers everywhere; cost: balanced by cost, as nanotron does."""
+    """even: the same number of layers everywhere; units: embedding and output count as a layer each, as in torchtitan;
+    cost: balanced by cost, as nanotron does."""
+    own_pipeline: OwnPipeline | None = None
+    """The one that layouts of as many ranks and chunks have; of the job, as no catalog entry has any."""
     expands_key_values: bool = False
     """Whether unfused attention repeats keys and values for every query head and keeps the projection."""
     gather_bytes: float = 0.0

@@ -10,6 +10,7 @@ from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MegatronArgs, shown
+from zenith_tune.describe.megatron.pipeline import LAYOUT, chunks_of, own_pipeline
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
@@ -229,6 +230,8 @@ def megatron_run(command: str, hints: RunHints) -> DiagnosedRun:
     layout = _layout(said, start, subject.model, is_swift=runs_ms_swift(command))
     is_sharded, sp = switched_on(command)
     layout = replace(layout, zero=int(is_sharded), sequence_parallel=layout.tp > 1 and sp)
+    own = own_pipeline(said, subject.model.num_layers, pp=layout.pp, vp=layout.vp)
+    subject = replace(subject, job=replace(subject.job, framework=replace(subject.job.framework, own_pipeline=own)))
     return DiagnosedRun(subject=subject, layout=layout, origin=hints.origin(emitted(MEGATRON, command)))
 
 
@@ -271,6 +274,8 @@ def _layout(said: MegatronArgs, start: Layout, model: ModelSpec, *, is_swift: bo
 
 def _chunks(said: MegatronArgs, pp: int, num_layers: int) -> int:
     """Return the model chunks per pipeline rank."""
+    if written := said.text(LAYOUT):
+        return max(len(chunks_of(written)) // pp, 1)
     if chunks := said.count(CHUNKS) or said.count(VIRTUAL):
         return chunks
     per_chunk = said.count(PER_CHUNK)

@@ -15,11 +15,10 @@ import numpy.typing as npt
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.estimates.activation_memory import CHANGING, Parts, buffers, moments, routed_spread
 from zenith_tune.estimates.calibration import MemoryCoefficients
-from zenith_tune.estimates.stage import Stage, first_moe_rank, is_mixed
+from zenith_tune.estimates.stage import Stage, first_moe_rank, is_mixed, stage_layers
 from zenith_tune.estimates.state_memory import state_memory
 from zenith_tune.estimates.workload import FloatArray, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.stages import even_stage_layers
 from zenith_tune.units import GIB
 
 _TEMPORARY = ("activations", "working", "logits", "step")
@@ -96,8 +95,8 @@ def _likely_ranks(w: Workload, layouts: LayoutBatch, f: FrameworkSpec) -> list[F
     """
     last = layouts.pp.astype(np.float64) - 1.0
     second = np.minimum(last, 1.0)
-    if is_mixed(w) and f.pipeline_split == "cost":
-        # Distributed by cost, any stage may have a layer more than the one before.
+    if f.own_pipeline is not None or (is_mixed(w) and f.pipeline_split == "cost"):
+        # Distributed by cost or by hand, any stage may have a layer more than the one before.
         return [np.minimum(last, float(rank)) for rank in range(1, int(layouts.pp.max(initial=1)))]
     if is_mixed(w):
         with_experts = first_moe_rank(w, layouts, f)
@@ -105,7 +104,7 @@ def _likely_ranks(w: Workload, layouts: LayoutBatch, f: FrameworkSpec) -> list[F
         return [second, last, with_experts, np.where(between > second, between, 0.0)]
     if f.pipeline_split == "cost":
         return [last]
-    more = even_stage_layers(w.num_layers, layouts, second) > even_stage_layers(w.num_layers, layouts, 0.0 * second)
+    more = stage_layers(w, layouts, f, second) > stage_layers(w, layouts, f, 0.0 * second)
     return [second * more, last]
 
 

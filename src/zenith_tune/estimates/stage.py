@@ -10,16 +10,17 @@ from typing import Self
 
 import numpy as np
 
-from zenith_tune.describe.framework_spec import FrameworkSpec
+from zenith_tune.describe.framework_spec import FrameworkSpec, OwnPipeline
 from zenith_tune.estimates.compute import tokens_per_rank
 from zenith_tune.estimates.workload import FloatArray, Number, Workload
 from zenith_tune.layouts.layout_batch import BoolArray, LayoutBatch
+from zenith_tune.layouts.schedules import chunk_of, last_chunk_rank, micro_batches_in_flight
 from zenith_tune.layouts.stages import (
     cost_stage_layers,
     even_stage_layers,
     layers_before_chunk,
     layers_before_cost_stage,
-    micro_batches_in_flight,
+    layers_before_unit_chunk,
 )
 
 
@@ -52,9 +53,9 @@ class Stage:
     @classmethod
     def of(cls, workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> Self:
         """Return the stage of pipeline rank `rank` of each layout."""
-        layers = _layers(workload, layouts, framework, rank)
+        layers = stage_layers(workload, layouts, framework, rank)
         dense = _dense_layers(workload, layouts, framework, rank, layers)
-        tp, is_last = layouts.tp.astype(np.float64), (rank == layouts.pp - 1).astype(np.float64)
+        tp, is_last = layouts.tp.astype(np.float64), (rank == last_chunk_rank(layouts)).astype(np.float64)
         multiple = framework.vocab_multiple
         return cls(
             layouts=layouts,
@@ -62,7 +63,7 @@ class Stage:
             is_last=is_last,
             dense_layers=dense,
             moe_layers=layers - dense,
-            mtp_layers=is_last * workload.num_mtp_layers,
+            mtp_layers=(rank == _mtp_rank(layouts, framework)) * workload.num_mtp_layers,
             in_flight=micro_batches_in_flight(layouts, rank),
             tokens=tokens_per_rank(workload, layouts),
             tp=tp,
@@ -89,10 +90,34 @@ def first_moe_rank(workload: Workload, layouts: LayoutBatch, framework: Framewor
     return result
 
 
-def _layers(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> FloatArray:
+def stage_layers(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec, rank: FloatArray) -> FloatArray:
+    """Return the layers of pipeline rank `rank` of each layout."""
     if framework.pipeline_split == "cost":
         return cost_stage_layers(*_cost_split(workload, layouts), rank)
-    return even_stage_layers(workload.num_layers, layouts, rank)
+    if framework.pipeline_split == "units":
+        layers = np.zeros_like(rank)
+        for turn in range(int(layouts.vp.max(initial=1))):
+            start, end = (
+                _before(workload, layouts, framework, chunk_of(layouts, rank, turn) + more) for more in (0.0, 1.0)
+            )
+            layers = layers + (turn < layouts.vp) * (end - start)
+        return layers
+    layers, own = even_stage_layers(workload.num_layers, layouts, rank), framework.own_pipeline
+    if own is None:
+        return layers
+    written = np.array([own.on_rank(each) for each in range(own.num_ranks)], np.float64)
+    return np.where(is_own(layouts, own), written[np.minimum(rank, own.num_ranks - 1).astype(np.intp)], layers)
+
+
+def is_own(layouts: LayoutBatch, own: OwnPipeline) -> BoolArray:
+    """Return which layouts have the pipeline that the job writes down."""
+    result: BoolArray = (layouts.pp == own.num_ranks) & (layouts.pp * layouts.vp == len(own.layers))
+    return result
+
+
+def _mtp_rank(layouts: LayoutBatch, framework: FrameworkSpec) -> FloatArray:
+    last, own = last_chunk_rank(layouts), framework.own_pipeline
+    return last if own is None else np.where(is_own(layouts, own), own.mtp_rank, last)
 
 
 def _dense_layers(
@@ -104,7 +129,7 @@ def _dense_layers(
     num_dense = np.asarray(w.num_layers - w.num_moe_layers)
     found = np.zeros_like(layers)
     for turn in range(int(layouts.vp.max(initial=1))):
-        chunk = rank + turn * layouts.pp
+        chunk = chunk_of(layouts, rank, turn)
         start, end = (_before(w, layouts, framework, chunk + more) for more in (0.0, 1.0))
         found = found + (turn < layouts.vp) * np.clip(num_dense - start, 0.0, end - start)
         if turn and (start >= num_dense).all():
@@ -116,7 +141,13 @@ def _before(w: Workload, layouts: LayoutBatch, framework: FrameworkSpec, chunk: 
     """Return the layers before a chunk of the model; where blocks are distributed by cost, a rank has one chunk."""
     if framework.pipeline_split == "cost":
         return layers_before_cost_stage(*_cost_split(w, layouts), chunk)
-    return layers_before_chunk(w.num_layers, layouts, chunk)
+    if framework.pipeline_split == "units":
+        return layers_before_unit_chunk(w.num_layers, layouts, chunk)
+    before, own = layers_before_chunk(w.num_layers, layouts, chunk), framework.own_pipeline
+    if own is None:
+        return before
+    written = np.cumsum([0, *own.layers], dtype=np.float64)
+    return np.where(is_own(layouts, own), written[np.minimum(chunk, len(own.layers)).astype(np.intp)], before)
 
 
 def _cost_split(w: Workload, layouts: LayoutBatch) -> tuple[Number, Number, Number, FloatArray]:
@@ -137,15 +168,23 @@ class StageLoads:
 
     fullest: FloatArray
     last: FloatArray
+    """With those for multi-token prediction, where they are not on another stage."""
 
 
 def stage_loads(workload: Workload, layouts: LayoutBatch, framework: FrameworkSpec) -> StageLoads:
     """Return the loads of every layout under the framework's pipeline split."""
-    last = layouts.pp.astype(np.float64) - 1
-    if framework.pipeline_split == "cost":
-        stages = [np.zeros_like(last), np.minimum(last, 1.0), last]
+    last, own = layouts.pp.astype(np.float64) - 1, framework.own_pipeline
+    head, mtp = last_chunk_rank(layouts), _mtp_rank(layouts, framework)
+    if own is not None:
+        stages = [np.minimum(last, float(rank)) for rank in range(own.num_ranks)]
+    elif framework.pipeline_split == "cost":
+        stages = [np.zeros_like(last), np.minimum(last, 1.0)]
     else:
         # The second is the fullest, except that of two stages the first may have a layer more.
-        stages = [np.where(last > 1, 1.0, 0.0), last]
-    layers = [_layers(workload, layouts, framework, stage) for stage in stages]
-    return StageLoads(np.maximum.reduce(layers), layers[-1])
+        stages = [np.where(last > 1, 1.0, 0.0)]
+    layers = [stage_layers(workload, layouts, framework, stage) for stage in (*stages, head)]
+    apart = [
+        load + (mtp == stage) * (mtp != head) * workload.num_mtp_layers
+        for load, stage in zip(layers, stages, strict=False)
+    ]
+    return StageLoads(np.maximum.reduce([*apart, layers[-1]]), layers[-1] + (mtp == head) * workload.num_mtp_layers)

@@ -21,6 +21,7 @@ from zenith_tune.estimates.compute import LayerTime, flops_per_weight, head_time
 from zenith_tune.estimates.stage import Stage, network_waits, stage_loads
 from zenith_tune.estimates.workload import FloatArray, Machine, Number, Workload
 from zenith_tune.layouts.layout_batch import RECOMPUTE_BLOCK, RECOMPUTE_SELECTIVE, RECOMPUTE_UNIFORM, LayoutBatch
+from zenith_tune.layouts.schedules import bubble_share
 
 FORWARD = 1 / 3
 """Share of the forward pass in a layer's time."""
@@ -66,15 +67,15 @@ def estimate_time(
     """Estimate the step time of every layout."""
     w, c = workload, coefficients
     loads = stage_loads(w, layouts, framework)
-    layer, host = _layer(w, machine, layouts, framework, c)
+    layer, host, shares = _layer(w, machine, layouts, framework, c)
     head_s = head_time(w, machine, layouts, c) * (1 + 2 / flops_per_weight(w) * w.reference)
     m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
-    # The layers of multi-token prediction come after the last one.
-    head_s = head_s + w.num_mtp_layers * layers_s
     slowest_s = np.maximum(loads.fullest * layers_s, loads.last * layers_s + head_s)
+    head_s = head_s + w.num_mtp_layers * layers_s
     through_s = w.num_layers * layers_s + head_s
-    # Every micro-batch passes the slowest stage; the first one also passes all the others (Narayanan et al. 2021).
-    pipeline_s = m * slowest_s + (through_s - slowest_s) / layouts.vp
+    # Every micro-batch passes the slowest stage; the first one also passes all the others (Narayanan et al. 2021), but
+    # for what the schedule puts off.
+    pipeline_s = m * slowest_s + (through_s - slowest_s) / layouts.vp * bubble_share(layouts, *shares)
     busy = m / layouts.pp
     parts = {name: value * (w.num_layers * busy) for name, value in layer.items()}
     trained_head_s = head_s / (1 + 2 / flops_per_weight(w) * w.reference)
@@ -99,8 +100,11 @@ def _expert_share(workload: Workload, layouts: LayoutBatch) -> FloatArray:
 
 def _layer(
     workload: Workload, machine: Machine, layouts: LayoutBatch, framework: FrameworkSpec, c: TimeCoefficients
-) -> tuple[dict[str, FloatArray], FloatArray]:
-    """Return the seconds of an average layer per micro-batch by cause, and the host's share in them."""
+) -> tuple[dict[str, FloatArray], FloatArray, tuple[FloatArray, FloatArray]]:
+    """Return the seconds of an average layer per micro-batch by cause, and the host's share in them.
+
+    Then the shares of the forward pass, with half of the messages, and of the backward pass for trained weights.
+    """
     w, moe = workload, workload.num_moe_layers / workload.num_layers
     time = layer_time(w, machine, layouts, c)
     compute = _mean_compute(w, time)
@@ -117,7 +121,9 @@ def _layer(
     if np.any(w.reference):
         parts["reference"] = reference
     joint, host = joint_time(work, floor)
-    return {**parts, "overhead": joint - work}, host
+    forward = FORWARD * compute + (tensor + context + experts) / 2
+    weights = (1 - 4 / flops_per_weight(w)) * (compute - time.attention_s)
+    return {**parts, "overhead": joint - work}, host, (forward / work, weights / work)
 
 
 def _mean_compute(workload: Workload, time: LayerTime) -> FloatArray:

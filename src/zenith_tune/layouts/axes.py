@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout import SCHEDULES, Layout, divisors
 from zenith_tune.layouts.pipeline import is_even, is_laid_out
 from zenith_tune.layouts.rules import RULES, JobFacts, first_reason
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
@@ -63,11 +63,11 @@ class Axes:
         """Return the context-parallel sizes."""
         return [cp for cp in self._sizes("cp") if self._holds(Layout(num_gpus=cp, cp=cp), "cp", "context")]
 
-    def pipeline(self) -> list[tuple[int, int]]:
-        """Return the pipeline sizes, each with every number of chunks per rank."""
+    def pipeline(self) -> list[tuple[int, int, int]]:
+        """Return the pipeline sizes, each with every number of chunks per rank and the place of each schedule."""
         sizes = [pp for pp in self._sizes("pp") if pp <= self.model.num_layers]
         sizes = [pp for pp in sizes if self._holds(Layout(num_gpus=pp, pp=pp), "pp", "pipeline")]
-        return [(pp, vp) for pp in sizes for vp in self._chunks(pp)]
+        return [(pp, vp, code) for pp in sizes for vp in self._chunks(pp) for code in self._schedules(pp, vp)]
 
     def experts(self, pp: int) -> Iterator[tuple[int, int]]:
         """Yield the expert-parallel and expert-tensor sizes that go with a pipeline of `pp` ranks."""
@@ -76,6 +76,15 @@ class Axes:
         etps = [etp for etp in divisors(ranks) if self._allows("etp", etp) and etp <= self.space.max_tp]
         etps = [etp for etp in etps if self._is_legal(Layout(num_gpus=etp, etp=etp), "expert_tensor", "expert_bias")]
         return ((ep, etp) for ep in eps for etp in etps if ranks % (ep * etp) == 0)
+
+    def _schedules(self, pp: int, vp: int) -> Iterable[int]:
+        """Return the schedules for so many chunks; gpipe, as slow as 1f1b and larger, only where it is asked for."""
+        enough = Layout(num_gpus=pp, pp=pp, vp=vp, global_batch=2 * pp)
+        known = limits_of(self.job.framework.name).schedules if pp > 1 else SCHEDULES[:1]
+        for name in known:
+            is_tried = self.space.allows("schedule", name) and (name != "gpipe" or "schedule" in self.space.pinned)
+            if is_tried and self._is_legal(replace(enough, schedule=name), "schedule"):
+                yield SCHEDULES.index(name)
 
     def _chunks(self, pp: int) -> Iterable[int]:
         most = self.model.num_layers // pp if pp > 1 else 1

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Axes, Cut
-from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout import SCHEDULES, SPLIT, Layout, divisors
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NAMES, BoolArray, IntArray, LayoutBatch, layout_at
 from zenith_tune.layouts.pipeline import layers_per_chunk
-from zenith_tune.layouts.rules import BATCH, INTERLEAVED_BATCHES, RULES, JobFacts
+from zenith_tune.layouts.rules import BATCH, INTERLEAVED_BATCHES, RULES, SCHEDULE, JobFacts
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 
 Index = npt.NDArray[np.intp]
@@ -69,7 +69,7 @@ class LastChoices:
         self._limits = limits_of(job.framework.name)
 
     def keys(self, rows: dict[str, IntArray]) -> Keys:
-        """Return what each row's choices depend on: layers per chunk, sharding, pipeline, sequence parallelism."""
+        """Return what each row's choices depend on: layers of a chunk, schedule, sharding, pipeline, sequence."""
         tp, pp = rows["tp"], rows["pp"]
         ranks = rows["dp"] * rows["cp"]
         shards = ranks > 1
@@ -79,7 +79,8 @@ class LastChoices:
         splits = RULES["sequence_chunks"].holds(JobFacts.of(self._model, self._job), with_sp)
         sequence = np.where(tp == 1, NO_TP, np.where(splits, WITH_SP, NO_SP))
         layers = layers_per_chunk(self._model.num_layers, pp=pp, vp=rows["vp"]).astype(np.int64)
-        return ((layers * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
+        is_split = np.isin(rows["schedule"], [SCHEDULES.index(name) for name in SPLIT])
+        return (((layers * 2 + is_split) * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
 
     def choices(self, keys: Keys) -> Choices:
         """Return the choices for each of the keys, as rows of COLUMNS."""
@@ -88,9 +89,10 @@ class LastChoices:
     def _options(self, key: int) -> Iterator[tuple[int, ...]]:
         key, sequence = divmod(key, 3)
         key, has_pipeline = divmod(key, 2)
-        layers, shards = divmod(key, 2)
+        key, shards = divmod(key, 2)
+        layers, is_split = divmod(key, 2)
         stages = self._stages(bool(shards), bool(has_pipeline))
-        chosen = product(self._recompute(layers), stages, self._sequence(sequence), self._attention())
+        chosen = product(self._recompute(layers, bool(is_split)), stages, self._sequence(sequence), self._attention())
         return ((*recompute, stage, sp, flash) for recompute, stage, sp, flash in chosen)
 
     def _stages(self, shards: bool, has_pipeline: bool) -> list[int]:
@@ -102,14 +104,14 @@ class LastChoices:
             stages.remove(0)
         return [stage for stage in stages if self._space.allows("zero", stage)]
 
-    def _recompute(self, layers: int) -> list[tuple[int, int]]:
+    def _recompute(self, layers: int, is_split: bool) -> list[tuple[int, int]]:
         """Return kinds of recomputation with their numbers of layers; block over all layers is uniform over one."""
         pinned = self._space.pinned.get("recompute_layers")
         uniform = [pinned] if isinstance(pinned, int) and 1 <= pinned <= layers else [1]
         numbers = {"none": [0], "selective": [0], "full/uniform": uniform, "full/block": self._block_layers(layers)}
         return [
             (RECOMPUTE_NAMES.index(kind), number)
-            for kind in self._limits.recompute
+            for kind in (self._limits.recompute if not is_split else ("none",))
             for number in numbers[kind]
             if kind in self._space.recompute
             if self._space.allows("recompute", kind) and self._space.allows("recompute_layers", number)
@@ -189,14 +191,14 @@ class Candidates:
         yield from self._expand(self._near_rows)
 
     def _grids(self) -> Rows:
-        """Return tp, pp, vp, cp and dp of every way to lay out the dense layers."""
+        """Return tp, pp, vp, schedule, cp and dp of every way to lay out the dense layers."""
         tps, cps, pairs = self._axes.tensor(), self._axes.context(), self._axes.pipeline()
-        pps = np.array(pairs, np.int32).reshape(len(pairs), 2)
+        pps = np.array(pairs, np.int32).reshape(len(pairs), 3)
         shape = [np.arange(len(values)) for values in (tps, cps, pairs)]
         tp_at, cp_at, pair_at = (index.ravel() for index in np.meshgrid(*shape, indexing="ij"))
         tp, cp = np.array(tps, np.int32)[tp_at], np.array(cps, np.int32)[cp_at]
-        pp, vp = pps[pair_at, 0], pps[pair_at, 1]
-        rows = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "dp": self.num_gpus // (tp * pp * cp)}
+        pp, vp, schedule = pps[pair_at].T
+        rows = {"tp": tp, "pp": pp, "vp": vp, "schedule": schedule, "cp": cp, "dp": self.num_gpus // (tp * pp * cp)}
         keep = self.num_gpus % (tp * pp * cp) == 0
         if isinstance(pinned := self._space.pinned.get("dp"), int):
             keep &= rows["dp"] == pinned
@@ -209,6 +211,7 @@ class Candidates:
         options = {int(q): [(d,) for d in divisors(int(q)) if self._space.allows("mbs", d)] for q in np.unique(quotas)}
         index, mbs = Choices(options).expand(quotas)
         rows = _take(rows, index) | {"mbs": mbs[:, 0]}
+        rows = _take(rows, SCHEDULE.holds(JobFacts(), LayoutBatch.of(**rows)))
         layouts, rule = LayoutBatch.of(**rows), INTERLEAVED_BATCHES
         holds: BoolArray = rule.holds(JobFacts(), layouts)
         if log and not holds.all():

@@ -17,6 +17,12 @@ from zenith_tune.errors import UsageError
 from zenith_tune.units import whole
 
 RECOMPUTE_NAMES = ("none", "selective", "full/uniform", "full/block")
+SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "zbv", "dualpipe-v")
+"""Orders of work of a pipeline; 1f1b is interleaved where a rank has several chunks."""
+SPLIT = ("zero-bubble", "zbv", "dualpipe-v")
+"""Those that run the backward pass for weights apart from that for inputs."""
+FOLDED = ("zbv", "dualpipe-v")
+"""Those whose first rank has the first and the last chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,8 @@ class Layout:
     global_batch: int = 1
     vp: int = 1
     """Model chunks per pipeline rank (interleaving)."""
+    schedule: str = SCHEDULES[0]
+    """One of SCHEDULES."""
     zero: int = 0
     """Sharding over the data-parallel ranks: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights."""
     recompute: str = "none"
@@ -74,6 +82,10 @@ class Layout:
         """Tell whether recomputation is one of these."""
         return self.recompute in names
 
+    def schedule_is(self, names: Collection[str]) -> bool:
+        """Tell whether the pipeline's schedule is one of these."""
+        return self.schedule in names
+
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp")
 COUNTS = (*SIZES, "zero", "mbs")
@@ -99,6 +111,7 @@ def layout_name(layout: Layout) -> str:
     'TP8 PP4 DP2 Z1 mbs1 SP selective'
     """
     words = [f"{name.upper()}{getattr(layout, name)}" for name in SIZES if getattr(layout, name) > 1]
+    words += [layout.schedule] * (layout.schedule != SCHEDULES[0])
     words += [f"Z{layout.zero}"] * (layout.zero > 0) + [f"mbs{layout.micro_batch}"]
     words += ["SP"] * layout.sequence_parallel + ["unfused"] * (not layout.flash_attention)
     if layout.recompute != "none":
@@ -124,7 +137,7 @@ def short_values(layout: Layout) -> Values:
     >>> short_values(Layout(num_gpus=8, tp=2))["dp"]
     4
     """
-    return {name: getattr(layout, FIELDS.get(name, name)) for name in (*COUNTS, *SWITCHES, *RECOMPUTE)}
+    return {name: getattr(layout, FIELDS.get(name, name)) for name in (*COUNTS, *SWITCHES, "schedule", *RECOMPUTE)}
 
 
 def parse_layout(text: str, *, num_gpus: int, global_batch: int) -> Layout:
@@ -170,6 +183,8 @@ def _read(word: str, what: str) -> Values:
     key = _ALIASES.get(key, key)
     if key == "recompute" and (kind := _recompute(value)) is not None:
         return kind
+    if key == "schedule" and value in SCHEDULES:
+        return {key: value}
     if key in SWITCHES and value in _ON | _OFF:
         return {key: int(value in _ON)}
     if key in (*COUNTS, "recompute_layers") and whole(value) is not None:
@@ -182,6 +197,8 @@ def _read_word(word: str, what: str) -> Values:
     if text in _WORDS:
         name, switch = _WORDS[text]
         return {name: switch}
+    if text in SCHEDULES:
+        return {"schedule": text}
     if (kind := _recompute(text)) is not None:
         return kind
     if match := _TOKEN.fullmatch(text):
@@ -210,7 +227,7 @@ def _count(name: str, value: int, what: str) -> int:
 
 
 def _unknown(word: str, key: str, what: str) -> UsageError:
-    known = [*COUNTS, *SWITCHES, "unfused", "recompute", *RECOMPUTE_NAMES]
+    known = [*COUNTS, *SWITCHES, "unfused", "schedule", *SCHEDULES, "recompute", *RECOMPUTE_NAMES]
     name = re.sub(r"[0-9]+$", "", key)
     close = difflib.get_close_matches(name, known, n=1)
     guess = f" did you mean {close[0]!r}?" if close and close[0] != name else ""

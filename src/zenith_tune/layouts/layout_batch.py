@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES as RECOMPUTE_NAMES
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import SCHEDULES, Layout
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.units import count
 
@@ -33,6 +33,8 @@ class LayoutBatch:
     pp: IntArray
     vp: IntArray
     """Model chunks per pipeline rank (interleaving); 1 for plain 1F1B."""
+    schedule: IntArray
+    """The place of the pipeline's schedule in SCHEDULES."""
     cp: IntArray
     ep: IntArray
     etp: IntArray
@@ -85,6 +87,10 @@ class LayoutBatch:
         """Tell which layouts recompute in one of these ways."""
         return np.isin(self.recompute, [code for code, name in enumerate(RECOMPUTE_NAMES) if name in names])
 
+    def schedule_is(self, names: Collection[str]) -> BoolArray:
+        """Tell which layouts' pipelines have one of these schedules."""
+        return np.isin(self.schedule, [code for code, name in enumerate(SCHEDULES) if name in names])
+
     @classmethod
     def of(cls, **columns: npt.ArrayLike) -> Self:
         """Build a batch from columns of one length or scalars; the default is off or 1.
@@ -94,7 +100,7 @@ class LayoutBatch:
         [2, 4]
         """
         defaults: dict[str, npt.ArrayLike] = dict.fromkeys(("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs"), 1)
-        defaults |= {"zero": 0, "recompute": RECOMPUTE_NONE, "recompute_layers": 0}
+        defaults |= {"schedule": 0, "zero": 0, "recompute": RECOMPUTE_NONE, "recompute_layers": 0}
         defaults |= {"sequence_parallel": False, "flash_attention": True}
         columns = defaults | columns
         (length,) = np.broadcast_shapes((1,), *map(np.shape, columns.values()))
@@ -124,7 +130,8 @@ def row_of(layout: Layout) -> dict[str, int | bool]:
     4
     """
     row = {field.name: getattr(layout, OTHER_NAMES.get(field.name, field.name)) for field in fields(LayoutBatch)}
-    return row | {"recompute": RECOMPUTE_NAMES.index(layout.recompute)}
+    codes = {"recompute": RECOMPUTE_NAMES.index(layout.recompute), "schedule": SCHEDULES.index(layout.schedule)}
+    return row | codes
 
 
 def layout_at(batch: LayoutBatch, index: int) -> Layout:
@@ -136,6 +143,7 @@ def layout_at(batch: LayoutBatch, index: int) -> Layout:
     names = {field.name: OTHER_NAMES.get(field.name, field.name) for field in fields(batch) if field.name != "dp"}
     values = {name: getattr(batch, column)[index].item() for column, name in names.items()}
     values["recompute"] = RECOMPUTE_NAMES[values["recompute"]]
+    values["schedule"] = SCHEDULES[values["schedule"]]
     return Layout(num_gpus=int(batch.num_gpus[index]), **values)
 
 

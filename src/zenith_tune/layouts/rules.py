@@ -19,7 +19,7 @@ from typing import Any
 
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import FOLDED, SPLIT, Layout
 from zenith_tune.layouts.pipeline import ACCOUNTED, is_accounted, is_even, is_laid_out, layers_per_chunk
 from zenith_tune.layouts.search_space import SIZES, limits_of
 
@@ -187,7 +187,7 @@ def _chunk(facts: JobFacts, at: Any) -> Any:
 
 def _framework_test(facts: JobFacts, at: Any) -> Any:
     limits = limits_of(facts.framework or "")
-    holds = at.recompute_is(limits.recompute)
+    holds = at.recompute_is(limits.recompute) & at.schedule_is(limits.schedules)
     for name in SIZES:
         if name not in limits.sizes:
             holds = holds & (getattr(at, name) == 1)
@@ -200,6 +200,8 @@ def _framework_message(facts: JobFacts, layout: Layout) -> str:
     for name in SIZES:
         if name not in limits.sizes and getattr(layout, name) > 1:
             return f"{name} must be 1 with {framework}, but got {getattr(layout, name)}"
+    if not layout.schedule_is(limits.schedules):
+        return f"schedule must be {' or '.join(limits.schedules)} with {framework}, not {layout.schedule}"
     return f"recompute must be {' or '.join(limits.recompute)} with {framework}, not {layout.recompute}"
 
 
@@ -244,8 +246,26 @@ INTERLEAVED_BATCHES = _multiple(
     "pp when vp is above 1",
     lambda at: (at.pp,),
     of=lambda at: at.num_micro_batches,
-    when=lambda at: at.vp > 1,
+    when=lambda at: (at.vp > 1) & (at.schedule_is(FOLDED) ^ True),
 )
+SCHEDULE = rule_of(
+    "schedule",
+    "zero-bubble needs vp above 1; zbv and dualpipe-v need vp 2 and 2*pp micro-batches, zbv one fewer",
+    lambda facts, at: (
+        implies(at.schedule_is(("zero-bubble",)), at.vp > 1)
+        & implies(at.schedule_is(FOLDED), (at.vp == 2) & (at.num_micro_batches + at.schedule_is(("zbv",)) >= 2 * at.pp))
+    ),
+    lambda facts, at: f"got {at.schedule} with pp {at.pp}, vp {at.vp} and {at.num_micro_batches} micro-batches",
+)
+"""With fewer PyTorch's DualPipeV refuses to start, and its ZBV no longer fills the pipeline."""
+SPLIT_KEEPS_ALL = rule_of(
+    "split_keeps_all",
+    "zero-bubble, zbv and dualpipe-v need recompute none",
+    lambda facts, at: implies(at.schedule_is(SPLIT), at.recompute_is(("none",))),
+    lambda facts, at: f"got {at.schedule} with recompute {at.recompute}",
+)
+"""PyTorch takes the weights' gradients one matrix at a time, and each recomputes its whole layer (2.13): one of Llama
+runs 9 times again besides the one for inputs."""
 
 RULES = {
     rule.name: rule
@@ -266,6 +286,8 @@ RULES = {
         INTERLEAVING,
         # The schedule takes micro-batches in groups of pp.
         INTERLEAVED_BATCHES,
+        SCHEDULE,
+        SPLIT_KEEPS_ALL,
         # Each rank takes a chunk from both ends of the sequence, for an equal causal share.
         _multiple("context", "seq_len", "2*cp", lambda at: (2, at.cp), when=lambda at: at.cp > 1),
         rule_of(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError
-from zenith_tune.layouts.layout import RECOMPUTE_NAMES
+from zenith_tune.layouts.layout import RECOMPUTE_NAMES, SCHEDULES
 
 SPACES = ("default", "all")
 MAX_LAID_OUT = 8
@@ -110,19 +110,26 @@ class FrameworkLimits:
     recompute: tuple[str, ...] = RECOMPUTE_NAMES
     layout_strings: bool = False
     """Whether it supports laid-out pipelines."""
+    schedules: tuple[str, ...] = SCHEDULES[:1]
 
 
 _WHOLE_LAYERS = ("none", "full/uniform")
 _FSDP = FrameworkLimits(sizes=("tp", "cp"), zero_stages=(0, 2, 3), recompute=_WHOLE_LAYERS)
 _TITAN = FrameworkLimits(
-    sizes=("tp", "pp", "vp", "cp", "ep"), zero_stages=(0, 1, 2, 3), recompute=("none", "selective", "full/uniform")
+    sizes=("tp", "pp", "vp", "cp", "ep"),
+    zero_stages=(0, 1, 2, 3),
+    recompute=("none", "selective", "full/uniform"),
+    schedules=("1f1b", "gpipe"),
 )
+_TITAN_EAGER = replace(_TITAN, schedules=SCHEDULES)
 LIMITS = {
     **dict.fromkeys(("megatron", "megatron-local", "megatron-ci"), FrameworkLimits(layout_strings=True)),
     "deepspeed": FrameworkLimits(sizes=(), zero_stages=(0, 1, 2, 3), recompute=_WHOLE_LAYERS),
     "hf-accelerate": FrameworkLimits(sizes=(), zero_stages=(0,), recompute=_WHOLE_LAYERS),
     "fsdp": _FSDP,
-    **dict.fromkeys(("torchtitan", "torchtitan-compiled", "torchtitan-eager", "torchtitan-autocast"), _TITAN),
+    **dict.fromkeys(("torchtitan", "torchtitan-compiled"), _TITAN),
+    # PyTorch refuses to split the backward pass of compiled modules.
+    **dict.fromkeys(("torchtitan-eager", "torchtitan-autocast"), _TITAN_EAGER),
     "llm-foundry": _FSDP,
     "jax": _FSDP,
 }

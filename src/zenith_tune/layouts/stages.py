@@ -1,22 +1,24 @@
-"""The layers of one pipeline stage, and the micro-batches whose activations it holds.
+"""The layers of one pipeline stage.
 
-Legend: L layers; p pipeline ranks of v chunks each; r the rank of a stage, from 0; m micro-batches per step; c the cost
-of one layer and H the cost of the output layer, in the same unit.
+Legend: L layers; p pipeline ranks of v chunks each; r the rank of a stage, from 0; c the cost of a layer and H that of
+the output layer, in the same unit.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from zenith_tune.layouts.layout import FOLDED
 from zenith_tune.layouts.layout_batch import BoolArray, FloatArray, LayoutBatch, Number
 from zenith_tune.layouts.pipeline import ACCOUNTED
+from zenith_tune.layouts.schedules import chunk_of
 
 ROUNDING = 1e-9
 """Tolerance that keeps whole numbers of layers whole."""
 
 
 def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
-    """Return the layers of a stage, which has chunks r, r+p, r+2p, ... of an even or uneven split.
+    """Return the layers of a stage of an even or uneven split: of chunks r, r+p, r+2p, ..., or folded r and 2p-1-r.
 
     Where a chunk would be empty, as in some measured runs, it is ceil(L/p).
 
@@ -31,7 +33,16 @@ def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArra
     uneven = (pp > 1) & ~divides & (num_layers >= chunks)
     if not uneven.any():
         return shared
-    return np.where(uneven, _uneven_stage_layers(num_layers, pp, chunks, stage), shared)
+    dealt = np.where(uneven, _uneven_stage_layers(num_layers, pp, chunks, stage), shared)
+    folded = uneven & layouts.schedule_is(FOLDED)
+    if not folded.any():
+        return dealt
+    pairs = [chunk_of(layouts, stage, turn) for turn in (0, 1)]
+    both = [
+        layers_before_chunk(num_layers, layouts, at + 1.0) - layers_before_chunk(num_layers, layouts, at)
+        for at in pairs
+    ]
+    return np.where(folded, both[0] + both[1], dealt)
 
 
 def _divides(chunks: FloatArray, num_layers: Number) -> BoolArray:
@@ -79,6 +90,20 @@ def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatAr
     return np.minimum(np.where(uneven, laid_out, chunk * shared), num_layers)
 
 
+def layers_before_unit_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatArray) -> FloatArray:
+    """Return the layers before a chunk where embedding and output always count as a layer each, as in torchtitan.
+
+    Of L+2 units the first chunks have one more where they do not go evenly (`generate_llm_fqn_per_model_part`).
+
+    >>> np.diff(layers_before_unit_chunk(32.0, LayoutBatch.of(pp=[4] * 5), np.arange(5.0))).tolist()
+    [8.0, 9.0, 8.0, 7.0]
+    """
+    chunks, units = layouts.pp * layouts.vp, num_layers + ACCOUNTED
+    inner = np.floor(units / chunks)
+    dealt = chunk * inner + np.minimum(chunk, units - inner * chunks) - 1.0
+    return np.where(chunk > 0, np.minimum(dealt, num_layers), 0.0)
+
+
 def cost_stage_layers(
     num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
 ) -> FloatArray:
@@ -111,19 +136,3 @@ def _layers_upto(num_layers: Number, layer_cost: Number, head_cost: Number, pp: 
     stages = np.asarray(stage) + 1.0
     # A stage takes a layer even where the cost so far exceeds its share: r + 1 stages hold at least r + 1 layers.
     return np.minimum(num_layers, np.maximum(np.floor(total * stages / pp + ROUNDING) + 1.0, stages))
-
-
-def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArray:
-    """Return how many micro-batches' activations of all its layers a stage holds at once.
-
-    1F1B: min(m, p - r) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). Interleaved: chunks of 1/v of its
-    layers, 2(p - r - 1) + (v - 1)p + 1 of them but at most m*v (`forward_backward_pipelining_with_interleaving`).
-
-    >>> batch = LayoutBatch.of(pp=4, vp=[1, 1, 2], gbs=[8, 2, 8])
-    >>> micro_batches_in_flight(batch, np.zeros(3)).tolist()
-    [4.0, 2.0, 5.5]
-    """
-    behind = layouts.pp - stage - 1.0
-    vp = layouts.vp
-    chunks = np.where(vp > 1, 2.0 * behind + (vp - 1.0) * layouts.pp + 1.0, behind + 1.0)
-    return np.minimum(chunks / vp, layouts.num_micro_batches)

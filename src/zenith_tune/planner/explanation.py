@@ -61,7 +61,7 @@ LEAST_GAIN = 0.001
 """Relative change of speed below which a change counts as neutral."""
 LEAST_SAVING = 0.02
 """The least memory that a neutral change must save, as a share of the GPU's."""
-KINDS = ("tp", "pp", "cp", "ep", "etp", "vp", "micro_batch", "zero", "recompute", "recompute_layers")
+KINDS = ("tp", "pp", "cp", "ep", "etp", "vp", "schedule", "micro_batch", "zero", "recompute", "recompute_layers")
 
 
 def better_steps(planned: PlannedLayout, neighbours: Iterable[PlannedLayout], risk: float) -> tuple[Step, ...]:

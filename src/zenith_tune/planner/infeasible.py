@@ -16,7 +16,7 @@ from zenith_tune.layouts.rules import BATCH, RULES, JobFacts, indivisible
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ
 
-DEPENDS = ("world", "expert_world", "batch", "interleaved_batches", "sequence_parallel")
+DEPENDS = ("world", "expert_world", "batch", "interleaved_batches", "schedule", "sequence_parallel")
 """Rules that depend on values not given, or that the search satisfies."""
 PIPELINE = ("pipeline", "interleaving")
 SEQUENCE = ("sequence_chunks", "expert_sequence")
@@ -47,7 +47,7 @@ class DeadEnd:
     def data_ranks(self) -> set[int]:
         """Return every size of data parallelism that the other sizes allow."""
         axes = self._axes()
-        tps, cps, pps = axes.tensor(), axes.context(), {pp for pp, _ in axes.pipeline() if any(axes.experts(pp))}
+        tps, cps, pps = axes.tensor(), axes.context(), {pp for pp, *_ in axes.pipeline() if any(axes.experts(pp))}
         products = {tp * cp * pp for tp in tps for cp in cps for pp in pps}
         found = {self.num_gpus // product for product in products if self.num_gpus % product == 0}
         return {dp for dp in found if self.space.allows("dp", dp)}

@@ -28,6 +28,7 @@ def neighbours(model: ModelSpec, job: JobSpec, layout: Layout, space: SearchSpac
     steps |= {replace(layout, recompute=kind, recompute_layers=number) for kind, number in recompute}
     if layout.pp > 1:
         steps |= {replace(layout, vp=vp) for vp in range(1, model.num_layers // layout.pp + 1)}
+        steps |= {replace(layout, schedule=name) for name in limits_of(job.framework.name).schedules}
     steps |= {replace(layout, micro_batch=size) for size in _adjacent(layout.micro_batch, layout.global_batch)}
     steps |= {replace(layout, zero=stage) for stage in limits_of(job.framework.name).zero_stages}
     steps |= {replace(layout, sequence_parallel=not layout.sequence_parallel)}

@@ -15,7 +15,7 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.estimates.step import known_numbers
 from zenith_tune.estimates.time import FORWARD, stage_time
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import SCHEDULES, Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout
 
@@ -58,9 +58,9 @@ class PipelineTimeline:
 def pipeline_timeline(
     subject: PlanSubject, calibration: Calibration, planned: PlannedLayout
 ) -> PipelineTimeline | None:
-    """Return the timeline of a planned step, scaled to its estimate; None for a layout without a pipeline."""
+    """Return the timeline of a planned step, scaled to its estimate; None without a pipeline or for another one."""
     layout = planned.layout
-    if layout.pp == 1:
+    if layout.pp == 1 or layout.schedule != SCHEDULES[0]:
         return None
     forward, backward = _pass_times(subject, calibration, layout)
     shown = _shown(layout)

@@ -274,7 +274,7 @@ def changes(old: Layout, new: Layout) -> str:
     >>> changes(Layout(num_gpus=8, tp=2), Layout(num_gpus=8, tp=4, recompute="selective"))
     'tp 2 -> 4, dp 4 -> 2, recompute none -> selective'
     """
-    pairs = [(name, getattr(old, name), getattr(new, name)) for name in SIZES]
+    pairs = [(name, getattr(old, name), getattr(new, name)) for name in (*SIZES, "schedule")]
     pairs += [("mbs", old.micro_batch, new.micro_batch), ("gbs", old.global_batch, new.global_batch)]
     pairs += [("recompute", _recompute(old), _recompute(new))]
     pairs += [("sp", _switch(old.sequence_parallel), _switch(new.sequence_parallel))]

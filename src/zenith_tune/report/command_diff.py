@@ -6,6 +6,7 @@ import difflib
 import re
 from pathlib import Path
 
+from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Word, lex
 from zenith_tune.study.files import read_regular
 
@@ -16,10 +17,15 @@ MAX_FILE_BYTES = 1 << 20
 def command_diff(before: str, after: str) -> list[str]:
     """Return the lines that differ; of a file that takes the place of another, what differs in it too.
 
+    None of a text that is no command.
+
     >>> command_diff("python train.py --lr 1 --tp 4", "python train.py --lr 1 --tp 2 --fused")
     ['- --tp 4', '+ --tp 2', '+ --fused']
     """
-    old, new = _parts(before), _parts(after)
+    try:
+        old, new = _parts(before), _parts(after)
+    except CommandError:  # a record may hold anything
+        return []
     lines = [line for line in difflib.ndiff(old, new) if line[:1] in "+-"]
     gone, come = ([line[2:] for line in lines if line[0] == sign] for sign in "-+")
     files = [(_file_of(mine), _file_of(theirs)) for mine, theirs in zip(gone, come, strict=False)]

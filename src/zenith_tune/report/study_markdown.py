@@ -26,8 +26,8 @@ def study_markdown(study: Json) -> str:
     parts = [
         f"## Study {escaped(study['name'])}",
         _headline(study),
-        *([f"Changed: {escaped(changed)}."] if (changed := study["standing"]["changes"]) else []),
         *([f"Note: {escaped(study['batch_note'])}."] if study["batch_note"] else []),
+        *([f"Changed: {escaped(changed)}."] if (changed := study["standing"]["changes"]) else []),
         *([own] if (own := _own_failure(study)) else []),
         *([fenced(study["best_command"])] if study["best_command"] else []),
         _table(

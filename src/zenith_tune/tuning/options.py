@@ -238,6 +238,9 @@ class TuneOptions:
         group=SEARCH,
         is_rare=True,
     )
+    notify: str | None = option(
+        "Post the result to a webhook when the study ends.", metavar="URL", group=OUTPUT, is_rare=True
+    )
     dump_env: bool = option("Record the environment, with secrets masked.", False, group=OUTPUT, is_rare=True)
     listener: StudyListener | Callable[[], StudyListener] | None = None
     """What reports the study, or what makes it when the study starts: `StudyListener()` for silence.

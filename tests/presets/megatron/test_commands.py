@@ -147,11 +147,19 @@ def test_recomputation_is_read_in_all_its_forms(options: str, recompute: str, la
         ("--num-virtual-stages-per-pipeline-rank 4", 4),
         ("--num-layers-per-virtual-pipeline-stage 2", 4),
         ("--pipeline-model-parallel-layout 'Et*2|(t*3|)*10L'", 3),
-        ("--pipeline-model-parallel-layout 'Et|(t*10|)*2,t*11|L'", 1),
+        ("--pipeline-model-parallel-layout 'Et|(t*10|)*2,t*11L'", 1),
     ],
 )
 def test_chunks_are_read_in_whichever_way_the_command_says_them(options: str, chunks: int) -> None:
     assert read(f"{LLAMA3_8B} --pipeline-model-parallel-size 4 {options}").start.vp == chunks
+
+
+def test_the_job_has_the_stages_that_its_command_writes_down() -> None:
+    stages = "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*7|(t*9|)*2,t*7L'"
+    own = read(f"{LLAMA3_8B} {stages}").job.framework.own_pipeline
+    assert own is not None and own.layers == (7, 9, 9, 7)
+    with pytest.raises(UsageError):
+        read(f"{LLAMA3_8B} {stages.replace('t*7L', 't*8L')}")
 
 
 SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 128"

@@ -295,3 +295,27 @@ def test_bad_arguments_are_refused() -> None:
     for arguments in ({"steps": 2}, {"mbs_max": 0}, {"levers": "none+x"}, {"allow": "compile"}):
         with pytest.raises(UsageError):
             TorchTitanPreset(**arguments)
+
+
+def test_schedules_that_split_the_backward_pass_are_tried_on_request(tmp_path: Path) -> None:
+    names = {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
+    command = of_file(tmp_path, "--training.global_batch_size 64")
+    assert not names & {*bound(command).get_search_space()["schedule"].grid(9)}
+    preset = bound(command, search="default+schedule")
+    assert names < {*preset.get_search_space()["schedule"].grid(9)}
+    found = written(preset, command, pp=4, mbs=1, ac="none", schedule="ZBVZeroBubble")
+    assert found["parallelism.pipeline_parallel_schedule"] == "ZBVZeroBubble"
+    point = {**preset._space.first_point, "pp": 4, "mbs": 1, "ac": "none", "schedule": "ZBVZeroBubble"}
+    assert (preset.layout(point).schedule, preset.layout(point).vp) == ("zbv", 2)
+    assert "compile" not in {lever.name for lever in preset.levers(command, point)}
+    for broken in ({"ac": "full"}, {"ac": "selective"}, {"mbs": 8}):
+        assert preset.explain({**point, **broken}) is not None
+
+
+def test_a_compiled_job_tries_no_schedule_that_splits_the_backward_pass(tmp_path: Path) -> None:
+    command = of_file(tmp_path, "--compile.enable --parallelism.pipeline_parallel_schedule ZBVZeroBubble")
+    preset = bound(command, search="default+schedule")
+    assert set(preset.get_search_space()["schedule"].grid(9)) == {"ZBVZeroBubble", "1F1B", "Interleaved1F1B"}
+    point = {**preset._space.first_point, "pp": 2, "ac": "none"}
+    assert preset.explain(point) is not None
+    assert preset.explain({**point, "schedule": "Interleaved1F1B"}) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from zenith_tune.describe.megatron.args import (
     job_from_args,
 )
 from zenith_tune.describe.megatron.model import model_from_args, model_name
+from zenith_tune.describe.megatron.pipeline import LAYOUT, chunks_of, own_pipeline
 from zenith_tune.describe.megatron.version import MegatronVersion, megatron_version
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
@@ -38,7 +38,6 @@ from zenith_tune.presets.megatron.version import VersionFeatures
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
 from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.shell.script import ProgramRun, find_runs
-from zenith_tune.units import whole
 
 PRESET = "preset megatron-lm"
 MEGATRON_FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")
@@ -50,7 +49,7 @@ FULLY_SHARDED = 3
 """The stage of ZeRO that fully sharded data parallelism is planned as."""
 BALANCED, AS_IS = ROUTINGS = ("balanced", "as-is")
 """How tokens go to experts while something is measured: to all alike, or where the command's own router sends them."""
-MAX_GPUS, MAX_STAGES = 1_000_000, 100_000
+MAX_GPUS = 1_000_000
 SHAPE_HINT = "add them, or name the model by --model llama3-8b or the path of a config.json"
 
 
@@ -180,13 +179,16 @@ def job_of(
     fixed: MegatronArgs | None = None,
 ) -> MegatronJob:
     """Return the job that arguments describe."""
-    model = _model(args, given)
+    model, job = _model(args, given), job_from_args(args)
+    start = _start(args, model, num_gpus=num_gpus, given=given)
+    # What a variable holds is taken out where another layout is tried.
+    own = own_pipeline(args, model.num_layers, pp=start.pp, vp=start.vp) if fixed is None else None
     found = MegatronJob(
         args=args,
         run=run,
         model=model,
-        job=job_from_args(args),
-        start=_start(args, model, num_gpus=num_gpus, given=given),
+        job=replace(job, framework=replace(job.framework, own_pipeline=own)),
+        start=start,
         version=megatron_version(run),
         fixed=fixed,
     )
@@ -289,26 +291,13 @@ def _global_batch(args: MegatronArgs, mbs: int | None, *, dp: int) -> int:
 
 def _chunks(args: MegatronArgs, num_layers: int, pp: int) -> int:
     """Return the model chunks per pipeline rank, in whichever of its three ways the command says them."""
-    if layout := args.text("--pipeline-model-parallel-layout"):
-        return max(_num_stages(layout) // pp, 1)
+    if layout := args.text(LAYOUT):
+        return max(len(chunks_of(layout)) // pp, 1)
     if chunks := args.count("--num-virtual-stages-per-pipeline-rank"):
         return chunks
     per_chunk = args.count("--num-layers-per-virtual-pipeline-stage")
     units = num_layers + sum(args.has(option) for option in CUSTOM_SPLITS if option.startswith("--account"))
     return max(units // (pp * per_chunk), 1) if per_chunk else 1
-
-
-def _num_stages(layout: str) -> int:
-    """Return how many chunks a pipeline that is written down has.
-
-    >>> _num_stages("Et*3|(tt|)*29,m|L")
-    32
-    """
-    ends = layout.count("|") + 1
-    for match in re.finditer(r"(?:\(([^)]+)\)|(\|))\*([0-9]+)", layout):
-        times = whole(match[3])
-        ends += (match[1] or match[2]).count("|") * ((MAX_STAGES + 1 if times is None else times) - 1)
-    return at_most("the stages in --pipeline-model-parallel-layout", ends, MAX_STAGES)
 
 
 def _recompute(args: MegatronArgs) -> tuple[str, int]:

@@ -1,8 +1,6 @@
 """A layout as Megatron's options: one way for trials, for `plan --emit`, and for ms-swift.
 
-A pipeline that is written down chunk by chunk is Megatron-LM's --pipeline-model-parallel-layout: E is the embedding,
-t a layer, m a layer that predicts further tokens (MTP), L the loss; | ends a chunk, and *n repeats what stands before
-it: one letter, or several in parentheses. Chunk k belongs to pipeline rank k modulo pp.
+A pipeline may be written down chunk by chunk: see `describe.megatron.pipeline`.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from zenith_tune.describe.megatron.pipeline import ACCOUNT, ENDS, LAYOUT
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, layout_name
 from zenith_tune.layouts.pipeline import is_accounted, is_laid_out, laid_out_chunks
@@ -32,9 +31,7 @@ OPTIONS = {
 }
 
 SEQUENCE_PARALLEL = "--sequence-parallel"
-LAYOUT = "--pipeline-model-parallel-layout"
-ACCOUNT = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
-CUSTOM_SPLITS = (LAYOUT, "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", *ACCOUNT)
+CUSTOM_SPLITS = (LAYOUT, *ENDS, *ACCOUNT)
 VIRTUAL, PER_CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
 CHUNKS, DUMPED_CHUNKS = "--virtual-pipeline-model-parallel-size", "virtual_pipeline_model_parallel_size"
 """The first of both by ms-swift's name, and as all dump it."""

@@ -62,8 +62,8 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "sequence_parallel": ("sequence_parallel", "sequence_chunks", "expert_sequence"),
     "tp_overlap": (),
     "ep_overlap": (),
-    "mbs": ("batch", "interleaved_batches"),
-    "recompute": ("recompute_takes", "recompute_chunk", "framework"),
+    "mbs": ("batch", "interleaved_batches", "schedule"),
+    "recompute": ("recompute_takes", "recompute_chunk", "split_keeps_all", "framework"),
     ROUTED: (),
 }
 """In the order in which a point is put together: the rules that can be checked once a value is chosen."""

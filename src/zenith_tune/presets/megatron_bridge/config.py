@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from zenith_tune.presets.megatron.options import LAYOUT, SHARDING, VIRTUAL, Wanted
+from zenith_tune.describe.megatron.pipeline import LAYOUT
+from zenith_tune.presets.megatron.options import SHARDING, VIRTUAL, Wanted
 from zenith_tune.presets.megatron.overlap import OPTION as MODULES
 from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.study.parameters import Value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout import SPLIT, Layout
 from zenith_tune.presets.levers import ASSUMED, LeverDeclaration
 from zenith_tune.presets.torchtitan.job import REPLICATE, SHARD, TitanJob
 from zenith_tune.study.parameters import Value
@@ -57,6 +57,7 @@ LEVERS = (
     TitanLever(
         name="compile",
         sets=lambda job, layout: {job.dialect.compile: True},
+        goes=lambda at: not at.layout.schedule_is(SPLIT),
         saves={"compute": 0.14, "overhead": 0.3},
         memory=-0.06,
         is_alone=True,

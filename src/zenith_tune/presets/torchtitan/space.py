@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.layout import Layout, divisors
+from zenith_tune.layouts.layout import FOLDED, SCHEDULES, SPLIT, Layout, divisors
 from zenith_tune.layouts.rules import (
     BATCH,
     DENSE,
     EXPERT_WORLD,
     EXPERTS,
     HEADS,
+    SCHEDULE,
+    SPLIT_KEEPS_ALL,
     WHOLE_QUERY_GROUPS,
     WORLD,
     JobFacts,
@@ -29,20 +31,30 @@ from zenith_tune.presets.torchtitan.job import (
     EXPERT_TENSOR,
     REPLICATE,
     RESHARD,
-    SCHEDULE,
     SEQUENCE_PARALLEL,
     SHARD,
     SIZES,
     TitanJob,
 )
+from zenith_tune.presets.torchtitan.job import SCHEDULE as SCHEDULE_OPTION
 from zenith_tune.presets.torchtitan.levers import LEVERS
 from zenith_tune.study.parameters import Params, Value
 
 AXES = ("tp", "pp", "schedule", "cp", "ep", "shard", "mbs", "ac")
 LONG_SEQUENCE = 16_384
 """Tokens from which on context parallelism is searched without being asked for."""
-ONE_STAGE = ("1F1B", "GPipe")
-"""Schedules with one stage of a pipeline on each rank; all others have two."""
+ONE_STAGE = {"1f1b": SCHEDULES[0], "gpipe": "gpipe"}
+"""Schedules with one stage on each rank, by PyTorch's names in small letters, and as layouts have them."""
+TWO_STAGES = {
+    "interleaved1f1b": SCHEDULES[0],
+    "loopedbfs": "gpipe",
+    "interleavedzerobubble": "zero-bubble",
+    "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipe-v",
+}
+TRIED = ("1F1B", "Interleaved1F1B")
+ON_REQUEST = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Tried where `search` names schedules: torch.compile, which they cannot have, mostly saves more."""
 FSDP, KEPT, DDP = "fsdp", "fsdp-kept", "ddp"
 """How weights are held: sharded, sharded and kept from forward to backward, or whole on each rank."""
 POLICIES = {FSDP: "default", KEPT: "never"}
@@ -76,16 +88,18 @@ RULES: tuple[LayoutRule, ...] = (
     rule_of(
         "micro_batches",
         "1F1B needs as many micro-batches as stages",
-        lambda facts, at: (at.pp == 1) | (at.vp > 1) | (at.num_micro_batches >= at.pp),
+        lambda facts, at: (at.pp == 1) | (at.vp > 1) | at.schedule_is(("gpipe",)) | (at.num_micro_batches >= at.pp),
         lambda facts, at: f"got {at.num_micro_batches} with pp {at.pp}",
     ),
     # ScheduleInterleaved1F1B of PyTorch makes rounds of at least pp, all of the same number.
     rule_of(
         "rounds",
         "an interleaved schedule needs micro-batches in equal rounds of pp or more",
-        lambda facts, at: (at.vp == 1) | (at.num_micro_batches % _rounds(at) == 0),
+        lambda facts, at: (at.vp == 1) | at.schedule_is(("gpipe", *FOLDED)) | (at.num_micro_batches % _rounds(at) == 0),
         lambda facts, at: f"got {at.num_micro_batches} with pp {at.pp}",
     ),
+    SCHEDULE,
+    SPLIT_KEEPS_ALL,
 )
 
 
@@ -107,7 +121,8 @@ class TitanSpace(AxisSpace):
         named = chosen_axes(search, {DEFAULT: _usual(job, model), **{name: (name,) for name in AXES}})
         facts = _facts(job, model)
         axes: dict[str, tuple[Value, ...]] = {}
-        for name, (own, others) in _choices(job, facts, mbs_max).items():
+        choices = _choices(job, facts, mbs_max, has_split="schedule" in search.split("+"))
+        for name, (own, others) in choices.items():
             axes[name] = (own, *(each for each in others if each != own)) if name in named else (own,)
         return cls(job=job, axes=axes, facts=facts)
 
@@ -125,6 +140,8 @@ class TitanSpace(AxisSpace):
             return broken
         if layout.pp == 1 and params["schedule"] != self.axes["schedule"][0]:
             return f"a schedule needs pp above 1, but got {params['schedule']} with pp 1"
+        if layout.schedule_is(SPLIT) and self.job.compiles:
+            return f"{params['schedule']} goes with no torch.compile, but the job compiles"
         return self._explain_sharding(layout, str(params["shard"]))
 
     def _explain_sharding(self, layout: Layout, shard: str) -> str | None:
@@ -144,6 +161,7 @@ class TitanSpace(AxisSpace):
     def layout(self, params: Mapping[str, Value]) -> Layout:
         """Return the layout that a point stands for."""
         tp, pp = int(params["tp"]), int(params["pp"])
+        schedule = str(params["schedule"]).lower()
         recompute = {"none": "none", "full": "full/uniform"}.get(str(params["ac"]), "selective")
         return Layout(
             num_gpus=self.job.num_gpus,
@@ -151,7 +169,9 @@ class TitanSpace(AxisSpace):
             pp=pp,
             cp=int(params["cp"]),
             ep=int(params["ep"]),
-            vp=1 if pp == 1 or params["schedule"] in ONE_STAGE else 2,
+            vp=1 if pp == 1 or schedule in ONE_STAGE else 2,
+            # One that is not known is taken for what most are.
+            schedule=SCHEDULES[0] if pp == 1 else (ONE_STAGE | TWO_STAGES).get(schedule, SCHEDULES[0]),
             micro_batch=int(params["mbs"]),
             global_batch=self.job.global_batch,
             zero=_zero(str(params["shard"]), pp),
@@ -169,7 +189,7 @@ class TitanSpace(AxisSpace):
             REPLICATE: replicas,
             SHARD: layout.dp // replicas,
             RESHARD: str(self.job.own(RESHARD)) if shard == DDP else POLICIES[shard],
-            SCHEDULE: str(params["schedule"]),
+            SCHEDULE_OPTION: str(params["schedule"]),
             AC_MODE: str(params["ac"]),
             **self._batch(layout),
         }
@@ -234,7 +254,9 @@ def _facts(job: TitanJob, model: ModelSpec | None) -> JobFacts:
     )
 
 
-def _choices(job: TitanJob, facts: JobFacts, mbs_max: int) -> dict[str, tuple[Value, tuple[Value, ...]]]:
+def _choices(
+    job: TitanJob, facts: JobFacts, mbs_max: int, *, has_split: bool
+) -> dict[str, tuple[Value, tuple[Value, ...]]]:
     """Return of each axis what the job has, and all that may be tried."""
     num_gpus = job.num_gpus
     found: dict[str, tuple[Value, tuple[Value, ...]]] = {}
@@ -246,7 +268,8 @@ def _choices(job: TitanJob, facts: JobFacts, mbs_max: int) -> dict[str, tuple[Va
         found[name] = (job.size(name), () if is_fixed or is_unknown else tuple(sizes))
     own_shard = DDP if job.is_unsharded else KEPT if job.own(RESHARD) == POLICIES[KEPT] else FSDP
     has_schedules = num_gpus > 1 and not job.splits_itself
-    found["schedule"] = (str(job.own(SCHEDULE)), ("1F1B", "Interleaved1F1B") if has_schedules else ())
+    schedules = (*TRIED, *(ON_REQUEST if has_split and not job.compiles else ()))
+    found["schedule"] = (str(job.own(SCHEDULE_OPTION)), schedules if has_schedules else ())
     found["shard"] = (own_shard, () if num_gpus == 1 else (FSDP, KEPT, *(() if job.replicas > 1 else (DDP,))))
     found["mbs"] = (job.micro_batch, tuple(size for size in divisors(job.global_batch) if size <= mbs_max))
     found["ac"] = (str(job.own(AC_MODE)), ("none", "selective", "full"))

@@ -262,7 +262,7 @@ class TerminalReporter(StudyListener):
     def _label(self, label: str, params: Mapping[str, Value]) -> str:
         """Return a trial's name: of one that adds to an earlier one, what it adds."""
         if label.startswith(YOUR_COMMAND):
-            return f"yours{f': {self._own_label}' if self._own_label else ''}"
+            return f"yours{f': {self._own_label}' if self._own_label else ''}{label.removeprefix(YOUR_COMMAND)}"
         base = [(point, name) for point, name in self._points if point and point.items() < params.items()]
         if not base:
             return label

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zenith_tune.estimates.workload import FloatArray
+from zenith_tune.layouts.layout import SCHEDULES
 from zenith_tune.layouts.layout_batch import (
     RECOMPUTE_BLOCK,
     RECOMPUTE_NONE,
@@ -176,11 +177,12 @@ def layout_places(layouts: LayoutBatch) -> FloatArray:
     sizes = ("tp", "pp", "vp", "cp", "ep", "etp", "mbs", "num_micro_batches")
     columns = [0.5 * np.log2(np.maximum(getattr(layouts, name), 1)) for name in sizes]
     columns += [1.0 * layouts.zero, 0.5 * layouts.recompute, 0.5 * (layouts.pp > 1)]
+    columns += [0.5 * (layouts.schedule == code) for code in range(1, len(SCHEDULES))]
     columns += [0.5 * layouts.sequence_parallel, 1.0 * layouts.flash_attention]
     return np.stack(columns, axis=1)
 
 
-CUT = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero", "sequence_parallel", "flash_attention")
+CUT = ("tp", "pp", "vp", "schedule", "cp", "ep", "etp", "dp", "zero", "sequence_parallel", "flash_attention")
 """Axes that split the model and its work."""
 
 
