@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,18 @@ GRID = {
 }
 
 
-def build(grid: dict[str, tuple[str, ...]], num_processes: int | None = None) -> str:
-    """Return the page with the answers to every choice of a grid."""
-    points = list(itertools.product(*grid.values()))
-    with Pool(num_processes) as pool:
-        answers = pool.starmap(answer, points, chunksize=4)
-    keys = [f"{model} {gpu}x{gpus} {gbs} {seq} {emit}" for model, gpu, gpus, gbs, seq, emit in points]
-    text = json.dumps(dict(zip(keys, answers, strict=True)), separators=(",", ":"))
-    packed = gzip.compress(text.encode(), mtime=0)
+def build(grid: Mapping[str, Sequence[str]], run: Callable[..., Iterable[Any]] = map) -> str:
+    """Return the page with the answers to every choice of a grid; `run` is a map, perhaps of several processes."""
+    choices = list(itertools.product(*grid.values()))
+    keys = [f"{model} {gpu}x{gpus} {gbs} {seq} {emit}" for model, gpu, gpus, gbs, seq, emit in choices]
+    points = dict(zip(keys, run(answer, choices), strict=True))
+    packed = gzip.compress(json.dumps(points, separators=(",", ":")).encode(), mtime=0)
     return planner_page({name: list(values) for name, values in grid.items()}, base64.b64encode(packed).decode())
 
 
-def answer(model: str, gpu: str, gpus: str, gbs: str, seq: str, emit: str) -> Any:
+def answer(choice: tuple[str, ...]) -> Any:
     """Return what the command line says, to six digits."""
+    model, gpu, gpus, gbs, seq, emit = choice
     options = f"--model {model} --cluster {gpu}x{gpus} --gbs {gbs} --seq {seq} --emit {emit} --top 5 --json"
     done = CliRunner().invoke(plan, options, standalone_mode=False, catch_exceptions=False)
     return json.loads(done.stdout, parse_float=lambda text: float(f"{float(text):.6g}"))
@@ -47,4 +47,5 @@ def answer(model: str, gpu: str, gpus: str, gbs: str, seq: str, emit: str) -> An
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.parent.mkdir(exist_ok=True)
-    target.write_text(build(GRID), encoding="utf-8")
+    with Pool() as pool:
+        target.write_text(build(GRID, pool.map), encoding="utf-8")

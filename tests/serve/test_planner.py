@@ -42,8 +42,8 @@ def test_what_does_not_fit_is_an_answer(client: Client) -> None:
         ({"model": "meta-llama/Llama-3.1-8B"}, "name"),
         ({"cluster": "{file}"}, "h100x64"),
         ({"cluster": "local"}, "h100x64"),
-        ({"cluster": "h100x16385"}, "16,384"),
-        ({"cluster": "h100x0"}, "num_gpus"),
+        ({"cluster": "h100x16392"}, "16,384"),
+        ({"cluster": "h100x0"}, "number of GPUs"),
         ({"gbs": "0"}, "--gbs"),
         ({"gbs": "%00"}, "gbs"),
         ({"seq": "many"}, "--seq"),
@@ -81,7 +81,7 @@ def test_a_server_of_the_planner_has_no_study(client: Client) -> None:
     assert client.post("/pause").status == 404
 
 
-def test_a_token_lets_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_lets_in() -> None:
     with serving_of(None, token="a-token-of-this-test") as client:
         assert client.get(f"/plan?{ASKED}").status == 401
         assert client.get(f"/plan?{ASKED}", Authorization="Bearer a-token-of-this-test").status == 200
