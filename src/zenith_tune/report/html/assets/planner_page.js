@@ -24,6 +24,7 @@ function askPlanner(data) {
       return [name, !known.length || known.includes(value) ? value : known.includes(usual) ? usual : known[0]];
     }),
   );
+  page.update(data);
   answerPlanner(data);
 }
 
