@@ -19,7 +19,7 @@ def on_files(files: Files, config: Any) -> Files:
     found = [path for pattern in OTHERS for path in sorted(ROOT.glob(pattern))] + [ROOT / name for name in ALONE]
     for path in found:
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
-    page = {"abs_src_path": str(PLANNER)} if PLANNER.exists() else {"content": "make site writes this page"}
+    page: Any = {"abs_src_path": str(PLANNER)} if PLANNER.exists() else {"content": "make site writes this page"}
     files.append(File.generated(config, PLANNER.name, **page))
     return files
 
