@@ -14,7 +14,8 @@ from zenith_tune.study.files import Json
 
 SCRIPTS = (
     *("dom", "zoom", "chart", "study_plots", "memory_plot", "space_plots", "parallel_plot", "trial_plots"),
-    *("layout_plots", "table", "study_headline", "study_page", "plan_page", "compare_page", "list_page", "app"),
+    *("layout_plots", "table", "study_headline", "study_page", "plan_page", "compare_page", "list_page"),
+    *("planner_page", "app"),
 )
 """In the order in which they run, all in one scope."""
 _IN_JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

@@ -1,5 +1,6 @@
 // The page: sections drawn from the data, drawn anew by `zenithtune.update(data)` without losing what was chosen.
 const SECTIONS = { study: STUDY_SECTIONS, plan: PLAN_SECTIONS, compare: COMPARE_SECTIONS, studies: LIST_SECTIONS };
+SECTIONS.planner = PLANNER_SECTIONS;
 const THEME = "zenithtune-theme";
 const HEADER_PX = 72; // what the head of the page lies over
 const state = { open: {}, tables: {} };
@@ -194,3 +195,4 @@ document.addEventListener("keydown", (event) => {
 });
 page = new Page(JSON.parse(byId("data").textContent));
 window.zenithtune = { update: (data) => page.update(data) };
+if (page.data.kind === "planner") askPlanner(page.data);
