@@ -10,7 +10,7 @@ from tests.report.browser.browsers import Browser
 from tests.report.browser.pages import data
 
 pytestmark = pytest.mark.slow
-READ = "document.querySelector('#parallel')"
+READ = "document.querySelector('#trials')"
 """The section that is at the top of the window."""
 
 
@@ -25,12 +25,13 @@ def test_new_data_is_drawn_and_what_was_chosen_stays(browser: Browser, tmp_path:
     browser.open(tmp_path, data("running"))
     browser.click("[data-key=trials-sort-value]")
     browser.click("[data-key=trials-row-1]")
+    browser.tab("Trials")
     browser.one("[data-key=trials-filter]").send_keys("mbs1")
-    browser.run("document.querySelector('#parallel').scrollIntoView({behavior: 'instant'})")
     at = browser.run(f"return {READ}.getBoundingClientRect().top")
     browser.run("zenithtune.update(arguments[0])", data("study"))
     assert browser.count("#plot-progress .mark") == 10
     assert browser.text("#winner") == "TP2 PP2 mbs1 full"
+    assert browser.one("#panel-Trials").get_attribute("hidden") is None, "another tab was opened"
     assert browser.one("#running").get_attribute("hidden") is not None
     assert browser.count("#trials-detail-1") == 1
     assert [text.split()[-1] for text in browser.texts("#table-trials tr.row td:first-child")] == ["4", "8", "3", "1"]
