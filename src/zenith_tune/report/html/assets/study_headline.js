@@ -79,7 +79,7 @@ function beforeAndAfter(data, width) {
       text: (value, bare) => (bare ? format.value(value) : format.seconds(value)),
       caption: "Each measured step, divided as the planner predicts.",
     });
-  const part = (title, node) => el("div", null, el("h3", null, title), node);
+  const part = (title, node) => el("div", null, el("h2", null, title), node);
   const parts = [isShort ? part(name, diff()) : null, data.steps.length ? part("A step before and after", steps()) : null];
   return [
     parts.some(Boolean) ? el("div", { class: `versus-own${isBeside ? " both" : ""}` }, parts) : null,
