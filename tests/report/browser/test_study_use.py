@@ -113,7 +113,7 @@ def test_all_can_be_done_with_the_keyboard(page: Browser) -> None:
     assert page.run("return document.activeElement.className") == "skip"
     page.press(TAB)
     assert page.focused() == "theme"
-    seen = []
+    seen: list[str] = []
     for tab in ("Result", "Plots", "Trials"):
         page.tab(tab)
         page.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
