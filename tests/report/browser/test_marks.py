@@ -154,7 +154,7 @@ def test_the_plot_of_a_plan_that_is_off_says_by_how_much_and_is_filled(browser: 
     content: dict[str, Any] = data("study")
     for trial in content["trials"]:
         if trial["predicted"] and trial["step_s"]:
-            trial["predicted"]["step_s"] = trial["step_s"] / 1.9
+            trial["predicted"] |= {"step_s": trial["step_s"] / 1.9, "step_interval_90_s": None}
     browser.open(tmp_path, content)
     browser.tab("Plots")
     assert "1.90×" in browser.text("#predicted figcaption") and "1.90×" in browser.text("#predicted .legend")

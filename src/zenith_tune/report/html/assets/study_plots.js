@@ -151,7 +151,10 @@ function predictedFigure(data, both, fields, width, zoom) {
   const label = `Predicted against measured ${fields.name}.`;
   const chart = new Chart("predicted", { width, height: 290, label, zoom, count: both.length });
   // Each axis as far as its own figures go: a plan that is off by half would else leave them all in a corner.
-  const [across, up] = [zoom.x(extent(both.map(fields.predicted))), zoom.y(extent(both.map(fields.measured)))];
+  const [across, up] = [
+    zoom.x(extent(both.flatMap((t) => [fields.predicted(t), ...(fields.range(t) || [])]))),
+    zoom.y(extent(both.map(fields.measured))),
+  ];
   chart.axisX(across, `predicted ${fields.name}`);
   chart.axisY(up, `measured ${fields.name}`);
   const ratios = both.map((t) => fields.measured(t) / fields.predicted(t)).sort((a, b) => a - b);

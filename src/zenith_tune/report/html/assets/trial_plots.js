@@ -120,7 +120,7 @@ function gainsPlot(data, width) {
   }
   rows.push({ name: "best", from: 0, to: best.value, trial: best.number, kind: "whole", text: format.value(best.value) });
   const tall = Math.min(46, 250 / rows.length - 8);
-  const left = Math.min(width * 0.42, 190);
+  const left = Math.min(width * 0.42, 208);
   const label = "From the speed of your own command to the best, step by step.";
   const chart = new Chart("gains", { width, height: rows.length * (tall + 8) + 22, left, right: 64, bottom: 8, label });
   chart.x = scale([0, Math.max(...rows.map((row) => Math.max(row.from, row.to)))], [left, chart.box.right]);
