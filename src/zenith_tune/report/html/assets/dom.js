@@ -119,7 +119,10 @@ function commandBox(text, label, key) {
       button.classList.remove("done");
     }, 1800);
   });
-  return el("div", { class: "command" }, el("pre", { tabindex: "0", "aria-label": label }, wholeWords(text)), button);
+  const box = el("div", { class: "command" }, el("pre", { tabindex: "0", "aria-label": label }, wholeWords(text)), button);
+  return text.includes("***")
+    ? [box, el("p", { class: "note" }, "Put your secrets back in place of *** before you run it.")]
+    : box;
 }
 
 function plainTable(columns, rows, label) {

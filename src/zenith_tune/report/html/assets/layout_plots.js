@@ -22,7 +22,7 @@ const TIME_NAMES = {
   p2p: "PP messages",
   dp: "DP",
   optimizer: "optimizer",
-  overhead: "overhead",
+  overhead: "host",
   memory: "full memory",
 };
 

@@ -4,7 +4,8 @@ function orderedValues(trials, name) {
   return values.sort((a, b) => (isNumber(a) && isNumber(b) ? a - b : String(a).localeCompare(String(b))));
 }
 const NONE_SUCCEEDED = "No trial has succeeded so far.";
-const TOO_FEW = "Too few trials differ to lay them side by side.";
+const TOO_FEW = "Fewer than two options differ between the trials.";
+const ONE_RUN = "There is one run so far.";
 const better = (data) => (data.direction === "minimize" ? (a, b) => a < b : (a, b) => a > b);
 const ended = (data) =>
   data.trials.filter(
@@ -14,15 +15,14 @@ const ended = (data) =>
 function heatMap(data, width, redraw) {
   const trials = ended(data);
   const names = data.parameters.filter((name) => orderedValues(trials, name).length > 0);
-  if (names.length < 2) return { empty: "There are no two parameters to lay out." };
   const varied = names.filter((name) => orderedValues(trials, name).length > 1);
-  if (!varied.length) return { empty: TOO_FEW };
+  if (varied.length < 2) return { empty: TOO_FEW };
   if (!trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
   const liked = ["tp", "pp", "ep", "mbs", "cp", "zero_stage", "zero", ...varied, ...names];
   const choose = (given, other) =>
     names.includes(given)
       ? given
-      : liked.find((name) => (varied.includes(name) || varied.length < 2) && names.includes(name) && name !== other);
+      : liked.find((name) => varied.includes(name) && name !== other);
   const x = choose(state.heatX, state.heatY);
   const y = choose(state.heatY === x ? null : state.heatY, x);
   const controls = el(
