@@ -223,6 +223,7 @@ def test_public_names_are_these() -> None:
         "TuningStrategy",
         "UsageError",
         "ZenithTuneError",
+        "compare_clusters",
         "default_calibration",
         "diagnose",
         "estimate",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zenith_tune.api.diagnose import diagnose as diagnose
+    from zenith_tune.api.plan import compare_clusters as compare_clusters
     from zenith_tune.api.plan import estimate as estimate
     from zenith_tune.api.plan import plan as plan
     from zenith_tune.api.run_diagnosis import RunDiagnosis as RunDiagnosis
@@ -54,7 +55,7 @@ __version__ = "0.2.0"
 # Imported when first used, so that `import zenith_tune` and `zenithtune --help` stay quick.
 _HOMES = {
     "zenith_tune.api.diagnose": ("diagnose",),
-    "zenith_tune.api.plan": ("estimate", "plan"),
+    "zenith_tune.api.plan": ("compare_clusters", "estimate", "plan"),
     "zenith_tune.api.run_diagnosis": ("RunDiagnosis",),
     "zenith_tune.api.study_result": ("Gain", "StudyResult"),
     "zenith_tune.api.tune": ("tune",),

@@ -45,6 +45,48 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+def format_days(seconds: float) -> str:
+    """Write how long a training takes, in days from two of them on.
+
+    >>> format_days(864_000), format_days(7300), format_days(10.04 * 86_400), format_days(2e8)
+    ('10 days', '2h01m', '10 days', '2,310 days')
+    """
+    days = seconds / 86_400
+    return format_seconds(seconds) if days < 2 else f"{_three_digits(days)} days"
+
+
+def format_dollars(dollars: float) -> str:
+    """Write an amount of money, a large one to three digits.
+
+    >>> format_dollars(3.85), format_dollars(614_210.4)
+    ('$3.85', '$614,000')
+    """
+    return f"${dollars:,.2f}" if dollars < 100 else f"${_three_digits(dollars)}"
+
+
+def format_gpu_hours(hours: float) -> str:
+    """Write GPU time in hours.
+
+    >>> format_gpu_hours(15_360.4), format_gpu_hours(2.345)
+    ('15,400 GPU-hours', '2.35 GPU-hours')
+    """
+    return f"{_three_digits(hours)} GPU-hours"
+
+
+def format_tokens(number: float) -> str:
+    """Write a number of tokens.
+
+    >>> format_tokens(1e12), format_tokens(1.5e9), format_tokens(200)
+    ('1T', '1.5B', '200')
+    """
+    scale, unit = next((pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if number >= pair[0]), (1.0, ""))
+    return f"{number / scale:g}{unit}"
+
+
+def _three_digits(number: float) -> str:
+    return f"{float(f'{number:.3g}'):,.10g}"
+
+
 def format_value(value: float, unit: str = "") -> str:
     """Write a measured value with four significant digits and its unit.
 

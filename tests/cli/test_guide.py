@@ -132,6 +132,27 @@ def test_a_model_that_does_not_fit_at_all_is_exit_code_1(guide: Guide) -> None:
     assert done.code == 1 and json.loads(done.out)["planner"] is None
 
 
+def test_options_have_the_names_that_they_have_in_a_plan(guide: Guide) -> None:
+    for words in (["70B", "--gpu", "h100", "--gpus", "64"], ["70B", "--cluster", "h100x64"]):
+        assert as_json(guide(*words, "--json"))["cluster"] == "h100x64"
+    shown = as_json(guide("--model", "llama3-8b", "--cluster", "h100x8", "--json"))
+    assert (shown["model"], shown["row"]["billions"]) == ("llama3-8b", 13)
+
+
+def test_days_and_money_are_those_of_the_planners_choice(guide: Guide) -> None:
+    words = ("70B", "--cluster", "h100x64", "--tokens", "1T", "--price", "2.5")
+    shown = as_json(guide(*words, "--json"))
+    assert shown["cost"]["seconds"] == pytest.approx(1e12 / shown["planner"]["tokens_per_s"])
+    assert "1T tokens" in guide(*words).out
+
+
+def test_where_nothing_fits_the_gpus_that_would_do_are_named(guide: Guide) -> None:
+    done = guide("70B", "--cluster", "h100x8", "--json")
+    enough = json.loads(done.out)["enough_gpus"]
+    assert enough > 8 and f"it takes {enough} GPUs" in guide("70B", "--cluster", "h100x8").out
+    assert guide("70B", "--cluster", f"h100x{enough}").code == 0
+
+
 def test_without_a_size_the_table_is_shown(guide: Guide) -> None:
     done = guide()
     assert done.code == 0 and [line.split() for line in done.out.splitlines()[2:8]] == [
@@ -149,7 +170,11 @@ def test_without_a_size_the_table_is_shown(guide: Guide) -> None:
     ("arguments", "parts"),
     [
         (["big"], ["1B", "2000B", "'big'", "70B"]),
-        (["70B", "--gpu", "h10"], ["unknown GPU 'h10'", "'h100'?"]),
+        (["70B", "--gpu", "h10"], ["'h10'", "h100"]),
+        (["70B", "--model", "llama3-8b"], ["SIZE", "--model"]),
+        (["--model", "lama3-8b"], ["unknown model 'lama3-8b'", "llama3-8b"]),
+        (["70B", "--cluster", "h100x8", "--gpus", "16"], ["'h100x8'", "16"]),
+        (["70B", "--tokens", "0"], ["--tokens", "'0'"]),
         (["70B", "--gpus", "12"], ["nodes of 8", "got 12", "8 or 16"]),
         (["70B", "--gpus", "0"], ["'--gpus'"]),
         (["7B", "--gbs", "12"], ["DP 8", "--gbs 12", "8 or 16"]),

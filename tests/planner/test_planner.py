@@ -9,6 +9,7 @@ import pytest
 
 from tests.mentions import mentions
 from tests.planner.planners import planner
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout import Layout, parse_values
@@ -253,10 +254,11 @@ def test_a_planner_without_a_calibration_takes_the_one_of_its_framework() -> Non
 def test_where_nothing_fits_the_gpus_that_would_do_are_found() -> None:
     at = planner("llama3-405b", "h100x32")
     assert not at.plan(256).best
-    enough = at.enough_gpus(256)
+    enough = at.least_gpus(256, above=32)
     assert enough is not None and enough > 32
     assert planner("llama3-405b", f"h100x{enough}").plan(256).best
-    assert planner("llama3-405b", "h100x1").enough_gpus(8) is None
+    unsharded = replace(at.job, framework=load_framework("hf-accelerate"))
+    assert Planner(at.model, at.cluster, unsharded).least_gpus(256) is None
 
 
 def test_a_plan_says_how_experts_are_taken_to_exchange_tokens_and_what_fp8_is_counted_as() -> None:

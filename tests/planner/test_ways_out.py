@@ -10,7 +10,8 @@ import pytest
 from tests.command_runs import running
 from tests.planner.planners import planner
 from zenith_tune.describe.model_catalog import catalog_model
-from zenith_tune.planner.ways_out import WayOut, adapter_params, ways_out
+from zenith_tune.planner.training_way import adapter_params
+from zenith_tune.planner.ways_out import WayOut, ways_out
 
 
 def ways(model: str = "llama2-7b", cluster: str = "rtx-4090x4", seq_len: int = 2048) -> dict[str, WayOut]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from zenith_tune.describe.cluster_catalog import LOCAL, load_cluster
+from zenith_tune.describe.cluster_catalog import LOCAL, catalog_cluster, load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec, load_framework
+from zenith_tune.describe.gpu_catalog import find_gpu
 from zenith_tune.describe.job_spec import DISPATCHERS, PRECISIONS, JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
@@ -17,18 +18,22 @@ from zenith_tune.describe.topology import read_topology, tensor_reason, with_top
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import Layout, parse_layout, parse_values
 from zenith_tune.layouts.search_space import SearchSpace
+from zenith_tune.planner.cost import Prices
 from zenith_tune.planner.limits import IMBALANCE, MAX_BATCH, MAX_SEQ, MOST_IMBALANCE, RISK
+from zenith_tune.planner.training_way import TrainingWay
 from zenith_tune.presets.formats import ONE_EACH, format_named
 
 if TYPE_CHECKING:
     # Imported where they are needed: a mistake is reported without them.
     from zenith_tune.estimates.calibration import Calibration
+    from zenith_tune.planner.comparison import ClusterComparison
     from zenith_tune.planner.plan import Plan
     from zenith_tune.planner.planner import Planner
+    from zenith_tune.planner.ways_out import WayOut
     from zenith_tune.planner.what_if import WhatIf
 
 OWN_FRAMEWORK = "fsdp"
-"""What a module of the user's own is planned for where nothing else is given: it takes any module."""
+"""What a module of the user's own is planned for where nothing else is given, and adapters: it takes any module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,8 @@ class PlanRequest:
     """A warning about the calibration; empty where there is none."""
     tensor_reason: str = ""
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
+    is_least: bool = False
+    """Whether the cluster has the least number of GPUs that fit, for want of a number."""
     may_leave_island: bool = False
     """Whether larger sizes of tensor parallelism than NVLink joins are planned where nothing else fits."""
 
@@ -62,6 +69,12 @@ class PlanRequest:
         reason = f"{known}nothing fits within {self.space.max_tp}, so that larger sizes are planned too"
         space = replace(self.space, max_tp=type(self.space)().max_tp)
         return replace(self, space=space, tensor_reason=reason, may_leave_island=False)
+
+    def on_least_gpus(self) -> Self:
+        """Take the least number of GPUs that a layout fits on; a whole node where none is found."""
+        least = self.planner().least_gpus(self.global_batch, space=self.space, risk=self.risk)
+        number = least or self.cluster.gpus_per_node
+        return replace(self, cluster=catalog_cluster(self.cluster.gpu.name, number), is_least=least is not None)
 
     def planner(self) -> Planner:
         from zenith_tune.planner.planner import Planner
@@ -105,9 +118,33 @@ class PlanResult:
     """The plan next to one with changes, where that was asked for."""
 
     @property
+    def ways_out(self) -> tuple[WayOut, ...]:
+        """Ways to train on these GPUs, where no layout fits."""
+        from zenith_tune.planner.planner import Planner
+        from zenith_tune.planner.ways_out import ways_out
+
+        if self.plan.best:
+            return ()
+        whole = replace(self.request.model, trained_share=1.0)
+        return ways_out(Planner(whole, self.request.cluster, self.request.job), risk=self.request.risk)
+
+    @property
     def fits(self) -> bool:
         """Whether any layout fits, of the job as it is or as it was changed."""
         return bool(self.plan.best or (self.what_if is not None and self.what_if.fits))
+
+
+def compared(
+    requests: Sequence[PlanRequest], *, tokens: float | str | None = None, price: Prices = None
+) -> ClusterComparison:
+    """Plan one job on several clusters, and compare what so many tokens take."""
+    from zenith_tune.planner.comparison import ClusterComparison
+
+    if len({request.cluster for request in requests}) < 2:
+        problem = "a comparison needs at least two different clusters"
+        raise UsageError(problem, hint="write e.g. h100x64,h200x64")
+    plans = tuple(request.planned(top=1).plan for request in requests)
+    return ClusterComparison(plans=plans, costs=tuple(plan.cost(tokens, price=price) for plan in plans))
 
 
 def read_request(
@@ -116,8 +153,14 @@ def read_request(
     *,
     gbs: int,
     seq: int | None,
+    gpus: int | None = None,
     module: str | None = None,
     framework: FrameworkSpec | str | None = None,
+    lora: bool = False,
+    qlora: bool = False,
+    optimizer: str = "adam",
+    offload: bool = False,
+    reference: bool = False,
     precision: str = "bf16",
     dispatcher: str = "alltoall",
     imbalance: float = IMBALANCE,
@@ -128,8 +171,12 @@ def read_request(
     topology: str | Path | None = None,
     calibration: Calibration | str | Path | None = None,
     emit: str | None = None,
+    takes_kind: bool = False,
 ) -> PlanRequest:
-    """Return what these names and numbers, as on the command line, ask for; `module` takes the place of a model."""
+    """Return what these names and numbers, as on the command line, ask for; `module` takes the place of a model.
+
+    With `takes_kind` a kind of GPU is a cluster of as many as it takes.
+    """
     _refuse_numbers(gbs, seq, imbalance, risk, has_module=module is not None)
     for kind, name, known in (("precision", precision, PRECISIONS), ("dispatcher", dispatcher, DISPATCHERS)):
         if name not in known:
@@ -139,8 +186,12 @@ def read_request(
     pinned = parse_values(fix, what="--fix") if fix is not None else {}
     limits = {name: size for name, size in (max_sizes or {}).items() if size is not None}
     searched = SearchSpace.named(space, max_sizes=limits, pinned=pinned)
-    runs_it = _framework(framework, emit, has_module=module is not None)
-    machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster))
+    way = TrainingWay(lora=lora, qlora=qlora, optimizer=optimizer, offload=offload)
+    if emit is not None and not way.is_plain:
+        raise UsageError(f"--emit writes plain training, but got {way.options}", hint="leave one of them out")
+    runs_it = _framework(framework, emit, is_own=module is not None or not way.is_plain)
+    is_kind = takes_kind and gpus is None and isinstance(cluster, str) and find_gpu(cluster) is not None
+    machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster), 1 if is_kind else gpus)
     if module:
         from zenith_tune.presets.own_module import traced_model
 
@@ -163,11 +214,13 @@ def read_request(
         what = f"{calibration if isinstance(calibration, str | Path) else 'the calibration'} was fitted to runs"
         warning = f"{what} of {fitted.framework}, but the plan is for {runs_it.name}: its figures may be off"
     request = PlanRequest(
-        model=spec,
+        model=way.trained(spec),
         cluster=machines,
         job=JobSpec(
             seq_len=seq_len,
-            framework=runs_it,
+            framework=way.states(runs_it, spec),
+            way=way.name,
+            reference=reference,
             precision=precision,
             dispatcher=dispatcher,
             gathers_fp8=precision == "fp8",  # as --emit writes it
@@ -182,7 +235,8 @@ def read_request(
     is_local = isinstance(cluster, str) and cluster.strip().lower() == LOCAL
     request = _linked(request, None if topology is None else Path(topology), is_local=is_local)
     is_given = "tp" in limits or "tp" in request.space.pinned
-    return request if is_given else request.within_island(emit)
+    bounded = request if is_given else request.within_island(emit)
+    return bounded.on_least_gpus() if is_kind else bounded
 
 
 def _refuse_numbers(gbs: int, seq: int | None, imbalance: float, risk: float, *, has_module: bool) -> None:
@@ -198,9 +252,9 @@ def _refuse_numbers(gbs: int, seq: int | None, imbalance: float, risk: float, *,
         raise UsageError(f"risk must be above 0 and at most 1, but got {risk!r}", hint="give a probability")
 
 
-def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, has_module: bool) -> FrameworkSpec:
+def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, is_own: bool) -> FrameworkSpec:
     known = format_named(emit).frameworks if emit is not None else ("megatron", OWN_FRAMEWORK)
-    usual = OWN_FRAMEWORK if has_module and OWN_FRAMEWORK in known else known[0]
+    usual = OWN_FRAMEWORK if is_own and OWN_FRAMEWORK in known else known[0]
     found = framework if isinstance(framework, FrameworkSpec) else load_framework(framework or usual)
     if emit is not None:
         format_named(emit).refuse_framework(found.name)

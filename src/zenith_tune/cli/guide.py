@@ -10,14 +10,22 @@ import click
 from zenith_tune.cli.options import (
     BATCH,
     SEQUENCE,
+    GroupedCommand,
     Options,
+    cost_of,
+    cost_options,
     debug_option,
     echo_json,
+    grouped_option,
+    help_all_option,
     json_option,
     linked,
+    refuse_costs,
     topology_option,
 )
+from zenith_tune.errors import UsageError
 from zenith_tune.planner.size_guide import GPU, SEQ_LEN, TABLE
+from zenith_tune.tuning.options import JOB
 
 if TYPE_CHECKING:
     from zenith_tune.planner.size_guide import GuideComparison
@@ -27,31 +35,43 @@ RUN_BY = "accelerate"
 """What the guide's layouts are for: the planner's choice must be one that its file can say."""
 
 
-@click.command(short_help="Show typical parallelism for a model size, and what the planner would choose.")
-@click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", help="GPUs. [default: the table's]")
-@click.option("--gpu", default=GPU, show_default=True, metavar="NAME", help="Their kind, e.g. h100.")
+@click.command(
+    cls=GroupedCommand, short_help="Show typical parallelism for a model size, and what the planner would choose."
+)
+@grouped_option("--model", metavar="NAME|PATH", group=JOB, help="A model of the catalog, or its config.json.")
+@grouped_option("--cluster", "--gpu", default=GPU, show_default=True, metavar="NAME|PATH", group=JOB,
+                help="GPUs, e.g. h100x64; a file; or a kind of them alone.")  # fmt: skip
+@grouped_option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", group=JOB,
+                help="How many. [default: the table's]")  # fmt: skip
+@grouped_option("--gbs", type=BATCH, metavar="N", group=JOB, help="Global batch. [default: the table's]")
+@grouped_option("--seq", type=SEQUENCE, default=SEQ_LEN, show_default=True, metavar="N", group=JOB,
+                help="Sequence length.")  # fmt: skip
 @topology_option(": TP stays where NVLink joins its GPUs")
-@click.option("--seq", type=SEQUENCE, default=SEQ_LEN, show_default=True, metavar="N", help="Sequence length.")
-@click.option("--gbs", type=BATCH, metavar="N", help="Global batch. [default: the table's]")
+@cost_options
 @json_option
 @debug_option
+@help_all_option
 @click.argument("size", required=False)
 def guide(size: str | None, **options: Any) -> int:
     """Show typical parallelism for a model like Llama of SIZE, e.g. 70B, and what the planner would choose.
 
-    Without SIZE the whole table is shown: the starting points for bf16, 2K sequences and A100 80 GB.
+    Without SIZE and --model the whole table is shown: the starting points for bf16, 2K sequences and A100 80 GB.
 
     \b
     zenithtune guide 70B --gpus 64
-    zenithtune guide 30B --gpus 64 --gpu h100 --seq 8192 --gbs 256
+    zenithtune guide 30B --cluster h100x64 --seq 8192 --gbs 256 --tokens 1T
     """
-    found = None if size is None else _comparison(size, options)
+    if size is not None and options["model"] is not None:
+        raise UsageError("SIZE and --model are both the model", hint="leave one of them out")
+    refuse_costs(options)
+    found = None if size is options["model"] is None else _comparison(size, options)
     from zenith_tune.report.guide import comparison_lines, comparison_object, table_lines
 
     if found is None:
         lines, shown = table_lines(TABLE), {"table": [asdict(row) for row in TABLE]}
     else:
-        lines, shown = comparison_lines(found), comparison_object(found)
+        cost = cost_of(found.best, found.plan.cluster.gpu.name, options)
+        lines, shown = comparison_lines(found, cost), comparison_object(found, cost)
     if options["as_json"]:
         echo_json(shown)
     else:
@@ -59,12 +79,13 @@ def guide(size: str | None, **options: Any) -> int:
     return 0 if found is None or found.best is not None else 1
 
 
-def _comparison(size: str, options: Options) -> GuideComparison:
+def _comparison(size: str | None, options: Options) -> GuideComparison:
     """Estimate the guide's layout, and plan the same job."""
-    from zenith_tune.describe.cluster_catalog import catalog_cluster
+    from zenith_tune.describe.cluster_catalog import load_cluster
     from zenith_tune.describe.framework_spec import load_framework
-    from zenith_tune.describe.gpu_catalog import has_bf16
+    from zenith_tune.describe.gpu_catalog import find_gpu, has_bf16
     from zenith_tune.describe.job_spec import JobSpec
+    from zenith_tune.describe.model_catalog import load_model
     from zenith_tune.planner.size_guide import (
         GuideComparison,
         guide_row,
@@ -74,8 +95,14 @@ def _comparison(size: str, options: Options) -> GuideComparison:
         sized_model,
     )
 
-    billions = parse_size(size)
-    cluster = linked(catalog_cluster(options["gpu"], options["gpus"] or guide_row(billions).num_gpus), options)
+    if size is not None:
+        billions = parse_size(size)
+        model = sized_model(billions)
+    else:
+        model = load_model(options["model"])
+        billions = round(model.num_params / 1e9, 1)
+    usual = guide_row(billions).num_gpus if find_gpu(options["cluster"]) else None
+    cluster = linked(load_cluster(options["cluster"], options["gpus"] or usual), options)
     found = size_guide(billions, num_gpus=cluster.num_gpus, island=cluster.fast_domain, global_batch=options["gbs"])
     precision = "bf16"
     if not has_bf16(cluster.gpu.name):
@@ -88,13 +115,14 @@ def _comparison(size: str, options: Options) -> GuideComparison:
     from zenith_tune.planner.ways_out import ways_out
     from zenith_tune.presets.formats import writable
 
-    planner = Planner(sized_model(billions), cluster, job)
+    gbs = found.layout.global_batch
+    planner = Planner(model, cluster, job)
     # Tensor parallelism stays inside what NVLink joins.
     inside = SearchSpace().tensor_within(planner.cluster.fast_domain)
     space = writable(inside, RUN_BY, planner.job.framework.name)
-    plan = planner.plan(found.layout.global_batch, top=1, space=space)
+    plan = planner.plan(gbs, top=1, space=space)
     if not plan.best:
-        plan = planner.plan(found.layout.global_batch, top=1, space=inside)
+        plan = planner.plan(gbs, top=1, space=inside)
         rule = "no layout that Accelerate's file can say fits: the planner's is for Megatron-LM itself"
         found = replace(found, rules=(*found.rules, rule) if plan.best else found.rules)
     if plan.best and is_outside(billions):
@@ -108,4 +136,5 @@ def _comparison(size: str, options: Options) -> GuideComparison:
         verdict=explained.verdict,
         plan=plan,
         ways_out=() if plan.best else ways_out(planner),
+        enough_gpus=None if plan.best else planner.least_gpus(gbs, above=cluster.num_gpus, space=inside),
     )

@@ -20,6 +20,8 @@ from zenith_tune.tuning.options import BUDGET, JOB, OUTPUT, PLACE, SEARCH, TuneO
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
     from zenith_tune.estimates.calibration import Calibration
+    from zenith_tune.planner.cost import TrainingCost
+    from zenith_tune.planner.plan import PlannedLayout
 
 Options = dict[str, Any]
 
@@ -56,11 +58,16 @@ def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -
         context.exit()
 
 
-class RecordedCommand(click.Command):
-    """A command that remembers its options as they were written, to run with them again, and lists them by group."""
+QUESTIONS = "Questions"
+GROUPS = (JOB, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
+"""Headings, in the order of `--help`."""
+
+
+class GroupedCommand(click.Command):
+    """A command that lists its options by group, and the rare ones with `--help-all` alone."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (JOB, SEARCH, BUDGET, PLACE, OUTPUT)}
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         shows_all, num_hidden = f"{__name__}.all" in ctx.meta, 0
         for each in self.get_params(ctx):
             if not isinstance(each, click.Option) or (row := each.get_help_record(ctx)) is None:
@@ -70,11 +77,16 @@ class RecordedCommand(click.Command):
             else:
                 groups[getattr(each, "group", OUTPUT)].append(row)
         for group, rows in groups.items():
-            with formatter.section(group):
-                formatter.write_dl(rows)
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
         if num_hidden:
             formatter.write_paragraph()
             formatter.write_text(f"{num_hidden} more options: --help-all")
+
+
+class RecordedCommand(GroupedCommand):
+    """A command that remembers its options as they were written, to run with them again."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -96,9 +108,14 @@ def _words(option: click.Option, value: Any) -> list[str]:
     return [word for each in (value if option.multiple else [value]) for word in (option.opts[0], each)]
 
 
+def grouped_option(name: str, *names: str, **settings: Any) -> Callable[[FC], FC]:
+    """Declare an option with its group, which is the output's where none is given."""
+    return click.option(name, *names, cls=GroupedOption, **settings)
+
+
 def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:
     """Declare an option whose value is a path."""
-    return click.option(name, *names, type=click.Path(path_type=Path), metavar=metavar, **settings)
+    return grouped_option(name, *names, type=click.Path(path_type=Path), metavar=metavar, **settings)
 
 
 def options_of(kind: type, *names: str) -> Callable[[FC], FC]:
@@ -148,22 +165,47 @@ study_place = options_of(TuneOptions, "output_dir", "db")
 
 def risk_option(help: str) -> Callable[[FC], FC]:
     """Declare --risk."""
-    return click.option("--risk", type=Probability(), default=RISK, show_default=True, metavar="P", help=help)
+    how: Options = {"default": RISK, "show_default": True, "group": SEARCH, "is_rare": True}
+    return grouped_option("--risk", type=Probability(), metavar="P", help=help, **how)
 
 
 def topology_option(effect: str = "") -> Callable[[FC], FC]:
     """Declare --topology, with what it changes."""
-    return path_option("--topology", help=f"What `nvidia-smi topo -m` or `nvlink -s` prints on a node{effect}.")
+    help = f"What `nvidia-smi topo -m` or `nvlink -s` prints on a node{effect}."
+    return path_option("--topology", help=help, group=JOB, is_rare=True)
 
 
 def calibration_option(of: str = "fitted to measured runs") -> Callable[[FC], FC]:
     """Declare --calibration."""
-    return path_option("--calibration", help=f"Coefficients {of}. [default: built in]")
+    help = f"Coefficients {of}. [default: built in]"
+    return path_option("--calibration", help=help, group=SEARCH, is_rare=True)
 
 
 def args_option(help: str) -> Callable[[FC], FC]:
     """Declare --args, the arguments of a preset."""
     return click.option("--args", "args", metavar="K=V,...", multiple=True, help=help)
+
+
+def cost_options(command: FC) -> FC:
+    """Add --tokens and --price."""
+    how: Options = {"metavar": "USD|GPU=USD,...", "help": "Price of a GPU-hour. [default: a public one]"}
+    priced = grouped_option("--price", group=QUESTIONS, **how)(command)
+    return grouped_option("--tokens", metavar="N", group=QUESTIONS, help="What so many take, e.g. 300B or 1T.")(priced)
+
+
+def refuse_costs(options: Options) -> None:
+    """Refuse values of --tokens and --price that are none before the planner is loaded."""
+    from zenith_tune.planner.cost import parse_prices, parse_tokens
+
+    if options["tokens"] is not None:
+        parse_tokens(options["tokens"])
+    parse_prices(options["price"])
+
+
+def cost_of(planned: PlannedLayout | None, gpu: str, options: Options) -> TrainingCost | None:
+    """Return what the training takes with a layout, where that was asked."""
+    is_asked = options["tokens"] is not None or options["price"] is not None
+    return planned.cost(gpu, options["tokens"], options["price"]) if planned is not None and is_asked else None
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

@@ -13,13 +13,20 @@ from zenith_tune.cli.options import (
     BATCH,
     COUNT,
     PRECISIONS,
+    QUESTIONS,
     SEQUENCE,
+    GroupedCommand,
     Options,
     calibration_option,
+    cost_of,
+    cost_options,
     debug_option,
     echo_json,
+    grouped_option,
+    help_all_option,
     json_option,
     path_option,
+    refuse_costs,
     refuse_file,
     risk_option,
     topology_option,
@@ -29,7 +36,10 @@ from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
+from zenith_tune.planner.training_way import OPTIMIZERS
 from zenith_tune.presets.formats import FORMATS
+from zenith_tune.tuning.options import JOB, SEARCH
+from zenith_tune.units import count
 
 if TYPE_CHECKING:
     from zenith_tune.api.plan_request import PlanRequest
@@ -40,6 +50,12 @@ if TYPE_CHECKING:
     from zenith_tune.report.plan.text import PlanReport
 
 BOUNDED = ("tp", "pp", "cp", "mbs")
+OF_A_REQUEST = (
+    *("gpus", "gbs", "seq", "module", "framework", "precision", "dispatcher", "imbalance"),
+    *("lora", "qlora", "optimizer", "offload", "reference"),
+    *("space", "risk", "topology"),
+)
+"""Options that a request has by the same names."""
 
 
 def read_options(options: Options) -> PlanRequest:
@@ -50,7 +66,7 @@ def read_options(options: Options) -> PlanRequest:
     _refuse_contradictions(options)
     if options["what_if"] is not None:
         parse_changes(options["what_if"])
-    same = ("gbs", "seq", "module", "framework", "precision", "dispatcher", "imbalance", "space", "risk", "topology")
+    refuse_costs(options)
     request = read_request(
         options["model"],
         options["cluster"],
@@ -58,7 +74,8 @@ def read_options(options: Options) -> PlanRequest:
         max_sizes={name: options[f"max_{name}"] for name in BOUNDED},
         calibration=options["calibration"],
         emit=options["emit"],
-        **{name: options[name] for name in same},
+        takes_kind=options["explain"] is None,
+        **{name: options[name] for name in OF_A_REQUEST},
     )
     if request.warning:
         click.echo(f"warning: {request.warning}", err=True)
@@ -70,18 +87,24 @@ def _refuse_contradictions(options: Options) -> None:
         raise UsageError("--output is where --emit writes", hint="give --emit too, or leave it out")
     if options["module"] is not None and options["model"] is not None:
         raise UsageError("--module and --model are both the model to plan for", hint="leave one of them out")
+    for name in NOT_COMPARED if options["compare"] is not None else ():
+        if options[name]:
+            problem = f"--{name.replace('_', '-')} is about one cluster and --compare about several"
+            raise UsageError(problem, hint="leave one of them out")
     if options["explain"] is None:
         return
-    for name in ("pareto", "what_if", "pinned"):
+    for name in ("pareto", "what_if", "longest", "pinned"):
         if options[name]:
             option = "--fix" if name == "pinned" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} is about all layouts and --explain about one", hint="leave one of them out")
 
 
-OF_THE_JOB = ("model", "gbs", "seq")
+OF_THE_JOB = ("model", "cluster", "gbs", "seq")
 """What a plan must be given, unless a training command says it."""
 OF_A_MODULE = ("model", "seq")
 """What of it a module says, or the inputs that come with it."""
+NOT_COMPARED = ("explain", "what_if", "pareto", "longest", "emit", "html", "probe")
+"""What is about one cluster."""
 PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", "debug", "command")
 """What a plan with --probe takes; all else the command says."""
 
@@ -97,40 +120,64 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
     return command
 
 
-@click.command(short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
-@click.option("--model", metavar="NAME|PATH", help="A model of the catalog, or its config.json.")
-@click.option("--module", metavar="FILE.py:BUILD", help="A callable that returns your own nn.Module. Needs torch.")
-@click.option("--cluster", required=True, metavar="NAME|PATH", help="GPUs, e.g. h100x64 or 8xH200; local; or a file.")
+@click.command(cls=GroupedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
+@grouped_option("--model", metavar="NAME|PATH", group=JOB, help="A model of the catalog, or its config.json.")
+@grouped_option("--module", metavar="FILE.py:BUILD", group=JOB,
+                help="A callable that returns your own nn.Module. Needs torch.")  # fmt: skip
+@grouped_option("--cluster", metavar="NAME|PATH", group=JOB,
+                help="GPUs, e.g. h100x64 or 8xH200; local; a file; or h100, for as few as fit.")  # fmt: skip
+@grouped_option("--gpus", type=COUNT, metavar="N", group=JOB, help="How many, where --cluster is a kind of GPU.")
+@grouped_option("--gbs", type=BATCH, metavar="N", group=JOB, help="Global batch, in samples.")
+@grouped_option("--seq", type=SEQUENCE, metavar="N", group=JOB, help="Sequence length.")
+@grouped_option("--framework", metavar="NAME", group=JOB,
+                help="What runs it. [default: megatron, or what --emit is for]")  # fmt: skip
+@grouped_option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, group=JOB,
+                help="Of matrix work.")  # fmt: skip
+@grouped_option("--lora", is_flag=True, group=JOB, help="Train adapters of rank 16 on a model in bf16.")
+@grouped_option("--qlora", is_flag=True, group=JOB, help="Train adapters of rank 16 on a model in 4 bits.")
+@grouped_option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True, group=JOB,
+                help="8bit: moments of a byte each; bf16: no master copy.")  # fmt: skip
+@grouped_option("--offload", is_flag=True, group=JOB, help="Keep the optimizer in the host's memory.")
+@grouped_option("--reference", is_flag=True, group=JOB,
+                help="Also run a frozen copy of the model, as DPO, KTO and GRPO do.")  # fmt: skip
 @topology_option(": TP stays where NVLink joins its GPUs")
-@click.option("--gbs", type=BATCH, metavar="N", help="Global batch, in samples.")
-@click.option("--seq", type=SEQUENCE, metavar="N", help="Sequence length.")
-@click.option("--framework", metavar="NAME", help="What runs it. [default: megatron, or what --emit is for]")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True, help="Of matrix work.")
-@click.option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True,
-              help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
-@click.option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE,
-              show_default=True, help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
-@click.option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
-@click.option("--explain", metavar="LAYOUT", help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")
-@click.option("--pareto", is_flag=True, help="Also show what no layout beats in time, memory and GPUs together.")
-@click.option("--what-if", metavar="K=V,...", help="Plan again with changes: mem=+8 (GiB), gpus=128, seq=, gbs=.")
-@click.option("--emit", type=click.Choice(tuple(FORMATS)),
-              help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
-@path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
-@click.option("--fix", "pinned", metavar="K=V,...", help="Values that are given, e.g. tp=8,pp=4,recompute=selective.")
-@click.option("--max-tp", type=COUNT, metavar="N", help="Largest tensor-parallel size. [default: what NVLink joins]")
-@click.option("--max-pp", type=COUNT, metavar="N", help="Most pipeline stages.")
-@click.option("--max-cp", type=COUNT, metavar="N", help="Largest context-parallel size. [default: 64]")
-@click.option("--max-mbs", type=COUNT, metavar="N", help="Largest micro-batch.")
-@click.option("--space", type=click.Choice(["default", "all"]), default="default", show_default=True,
-              help="all: also what is never predicted to be better.")  # fmt: skip
+@grouped_option("--dispatcher", type=click.Choice(DISPATCHERS), default="alltoall", show_default=True, group=JOB,
+                is_rare=True, help="How tokens reach their experts; flex: DeepEP.")  # fmt: skip
+@grouped_option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE, group=JOB,
+                is_rare=True, show_default=True,
+                help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
+@cost_options
+@grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS,
+                help="Which is fastest and which cheapest, e.g. h100x64,h200x64,gb200x72.")  # fmt: skip
+@grouped_option("--longest", is_flag=True, group=QUESTIONS, help="Find the longest sequence that fits.")
+@grouped_option("--explain", metavar="LAYOUT", group=QUESTIONS,
+                help="Explain one layout, e.g. 'TP8 PP4 mbs1 SP selective'.")  # fmt: skip
+@grouped_option("--what-if", metavar="K=V,...", group=QUESTIONS,
+                help="Plan again with changes: mem=+8 (GiB), gpus=128, seq=, gbs=.")  # fmt: skip
+@grouped_option("--pareto", is_flag=True, group=QUESTIONS,
+                help="Also show what no layout beats in time, memory and GPUs together.")  # fmt: skip
+@grouped_option("--fix", "pinned", metavar="K=V,...", group=SEARCH,
+                help="Values that are given, e.g. tp=8,pp=4,recompute=selective.")  # fmt: skip
+@grouped_option("--max-tp", type=COUNT, metavar="N", group=SEARCH, is_rare=True,
+                help="Largest tensor-parallel size. [default: what NVLink joins]")  # fmt: skip
+@grouped_option("--max-pp", type=COUNT, metavar="N", group=SEARCH, is_rare=True, help="Most pipeline stages.")
+@grouped_option("--max-cp", type=COUNT, metavar="N", group=SEARCH, is_rare=True,
+                help="Largest context-parallel size. [default: 64]")  # fmt: skip
+@grouped_option("--max-mbs", type=COUNT, metavar="N", group=SEARCH, is_rare=True, help="Largest micro-batch.")
+@grouped_option("--space", type=click.Choice(["default", "all"]), default="default", show_default=True, group=SEARCH,
+                is_rare=True, help="all: also what is never predicted to be better.")  # fmt: skip
 @risk_option("Leave out what runs out of memory with this probability or more.")
 @calibration_option()
-@click.option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K",
-              help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
+@grouped_option("--probe", type=click.IntRange(1, MAX_PROBES), metavar="K", group=SEARCH,
+                help="Run single ranks of the best K layouts on this machine's GPU, and rank them again.")  # fmt: skip
+@grouped_option("--top", type=COUNT, default=10, show_default=True, metavar="N", help="Layouts to show.")
+@grouped_option("--emit", type=click.Choice(tuple(FORMATS)),
+                help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
+@path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
 @path_option("--html", help="Also write the plan as one HTML page.")
 @json_option
 @debug_option
+@help_all_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", is_eager=True,
                 callback=_refuse_mimo)  # fmt: skip
 def plan(command: tuple[str, ...], **options: Any) -> int:
@@ -150,8 +197,11 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     if command:
         raise UsageError("a training command is what --probe runs", hint="give --probe K, or leave the command out")
     for name in OF_THE_JOB:
-        if options[name] is None and not (options["module"] and name in OF_A_MODULE):
+        is_known = (options["module"] and name in OF_A_MODULE) or (options["compare"] and name == "cluster")
+        if options[name] is None and not is_known:
             raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
+    if options["compare"] is not None:
+        return _compare(options)
     request = read_options(options)
     return _explain(request, options) if options["explain"] is not None else _plan(request, options)
 
@@ -175,25 +225,58 @@ def _plan(request: PlanRequest, options: Options) -> int:
     request, planner, plan, what_if = found.request, found.planner, found.plan, found.what_if
     bounds: Options = {"space": request.space, "risk": request.risk}
     points = planner.pareto(request.global_batch, **bounds) if options["pareto"] else None
-    enough = None if plan.best else planner.enough_gpus(request.global_batch, **bounds)
+    above = plan.cluster.num_gpus
+    enough = None if plan.best else planner.least_gpus(request.global_batch, above=above, **bounds)
+    longest = planner.longest_seq(request.global_batch, **bounds) if options["longest"] else None
     emission = _emission(planner, plan.best[0].layout, options) if plan.best else None
+    best, gpu = plan.best[0] if plan.best else None, plan.cluster.gpu.name
+    cost = cost_of(best, gpu, options)
+    after = cost_of(what_if.after.best[0], gpu, options) if what_if and what_if.after.best else None
     if options["html"] is not None:
         _write_page(planner, plan, enough, emission, options)
     if options["as_json"]:
         from zenith_tune.report.plan.json import plan_object, planned_object, what_if_object
 
-        shown = what_if_object(what_if) if what_if else plan_object(plan, enough)
+        shown = what_if_object(what_if, cost, after) if what_if else plan_object(plan, enough, cost, found.ways_out)
         pareto = {} if points is None else {"pareto": [planned_object(point) for point in points]}
-        _print_json({**shown, **pareto}, request, emission)
+        least = {"least_gpus": above} if request.is_least else {}
+        longest_seq = {"longest_seq_len": longest} if options["longest"] else {}
+        _print_json({**shown, **least, **longest_seq, **pareto}, request, emission)
     else:
         report = _report(request, options)
-        report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else (), enough)
+        report.answer(plan, cost, enough, found.ways_out)
+        if request.is_least:
+            report.say(f"it takes {count(above, 'GPU')}: no layout fits on fewer")
+        if options["longest"]:
+            report.say(
+                f"sequences of up to {longest:,} tokens fit" if longest else "no sequence is short enough to fit"
+            )
+        if what_if is not None:
+            report.what_if(what_if, after)
+        _print(emission, options)
+        report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else ())
         if points is not None:
             report.pareto(points)
-        if what_if is not None:
-            report.what_if(what_if)
-        _print(emission, options)
     return 0 if found.fits else 1
+
+
+def _compare(options: Options) -> int:
+    from zenith_tune.api.plan_request import compared
+
+    names = [name for name in (options["cluster"], *options["compare"].split(",")) if name]
+    requests = [read_options({**options, "cluster": name}) for name in dict.fromkeys(names)]
+    found = compared(requests, tokens=options["tokens"], price=options["price"])
+    if options["as_json"]:
+        from zenith_tune.report.plan.json import comparison_object
+
+        echo_json(comparison_object(found))
+    else:
+        from rich.console import Console
+
+        from zenith_tune.report.plan.text import PlanReport
+
+        PlanReport(Console(highlight=False)).comparison(found)
+    return 0 if found.fastest is not None else 1
 
 
 def _write_page(planner: Planner, plan: Plan, enough: int | None, emission: Emission | None, options: Options) -> None:
@@ -218,10 +301,11 @@ def _explain(request: PlanRequest, options: Options) -> int:
     planner = request.planner()
     explanation = planner.explain(layout, space=request.space, risk=request.risk)
     emission = None if explanation.broken else _emission(planner, layout, options)
+    cost = cost_of(explanation.planned, request.cluster.gpu.name, options)
     if options["as_json"]:
-        _print_json(explanation_object(explanation), request, emission)
+        _print_json(explanation_object(explanation, cost), request, emission)
     else:
-        _report(request, options).explanation(explanation)
+        _report(request, options).explanation(explanation, cost)
         _print(emission, options)
     return 1 if explanation.broken else 0
 

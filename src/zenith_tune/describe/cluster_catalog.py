@@ -143,12 +143,26 @@ _SPELLINGS = (
 )
 
 
-def load_cluster(text: str) -> ClusterSpec:
+def load_cluster(text: str, num_gpus: int | None = None) -> ClusterSpec:
     """Return the cluster that `text` names: a GPU and a count, 'local' for this machine, or a path to a file.
 
-    >>> load_cluster("h100x64").num_nodes, load_cluster("16xA100-40").gpu.name
-    (8, 'a100-40')
+    With a number of GPUs a kind alone is enough, and any other name must have as many.
+
+    >>> load_cluster("h100x64").num_nodes, load_cluster("16xA100-40").gpu.name, load_cluster("h100", 64).num_nodes
+    (8, 'a100-40', 8)
     """
+    if num_gpus is None:
+        return _load(text)
+    if find_gpu(text):
+        return catalog_cluster(text, num_gpus)
+    cluster = _load(text)
+    if cluster.num_gpus != num_gpus:
+        problem = f"cluster {cluster.name!r} has {cluster.num_gpus} GPUs, but got {num_gpus}"
+        raise UsageError(problem, hint=f"leave one of them out, or write {cluster.gpu.name}x{num_gpus}")
+    return cluster
+
+
+def _load(text: str) -> ClusterSpec:
     name = text.strip()
     if name.lower() == LOCAL:
         return local_cluster()

@@ -95,6 +95,8 @@ class FrameworkSpec:
     """Bytes per parameter of the gradients that data-parallel ranks exchange."""
     optimizer_bytes: float = 12.0
     """Bytes per parameter of the optimizer: a master copy and two moments in fp32."""
+    host_bytes: float = 0.0
+    """Bytes per trained parameter of an optimizer in the host's memory, whose processors then update the weights."""
     step_bytes: float = 0.0
     """Temporary bytes per updated parameter of the optimizer's step."""
     bucket_bytes: float = 0.0

@@ -12,6 +12,8 @@ from zenith_tune.errors import UnknownNameError
 from zenith_tune.units import GIB
 
 LINKS = ("fast_link", "node_link", "network")
+PRICES_OF = "2026-08-22"
+"""The date of the catalog's prices."""
 
 
 def known_gpus() -> list[str]:

@@ -39,6 +39,10 @@ class JobSpec:
     """Whether a sharded optimizer keeps the weights in fp8 alone (--fp8-param-gather)."""
     imbalance: float = 0.0
     """Standard deviation of the experts' loads over their mean; 0 is balanced routing."""
+    way: str = ""
+    """What the framework's states assume beyond plain training, such as LoRA."""
+    reference: bool = False
+    """Whether a frozen copy of the model runs forward too, as in DPO."""
     new_shapes: float = 0.0
     """Share of micro-batches of a new shape: 1 where samples have many lengths."""
 

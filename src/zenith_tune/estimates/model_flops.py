@@ -27,8 +27,8 @@ def attention_flops(model: ModelSpec, seq_len: int) -> float:
 
 
 def flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Return the operations of one token, forward and backward."""
-    return 6.0 * matrix_params(model) + attention_flops(model, seq_len)
+    """Return the operations of one token, forward and backward; frozen weights have no gradients."""
+    return (4.0 + 2.0 * model.trained_share) * matrix_params(model) + attention_flops(model, seq_len)
 
 
 def forward_flops_per_token(model: ModelSpec, seq_len: float) -> float:

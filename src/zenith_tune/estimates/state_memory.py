@@ -95,8 +95,11 @@ def state_memory(workload: Workload, stage: Stage, framework: FrameworkSpec) -> 
     sharded = dense / shard + experts / expert_shard
     updated = np.where(layouts.zero >= 1, sharded, whole)
     gathered = f.weight_bytes * sharded + _gathered(stage, params)
+    # Adapters that are switched off leave the model that they adapt: it needs no copy as its own reference.
+    copied = HALF * workload.reference * (np.asarray(trained) == 1.0)
+    weights = np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole + _cached(workload, stage, f, params))
     return StateMemory(
-        weights=np.where(layouts.zero >= 3, gathered, f.weight_bytes * whole + _cached(workload, stage, f, params)),
+        weights=weights + copied * np.where(layouts.zero >= 3, sharded, whole),
         gradients=trained * f.gradient_bytes * np.where(layouts.zero >= 2, sharded, whole),
         optimizer=trained * f.optimizer_bytes * updated,
         step=trained * (f.step_bytes * updated + np.where(layouts.zero >= 1, f.sync_bytes * whole, 0.0)),

@@ -29,6 +29,12 @@ GATHERS = 2
 """The first stage of ZeRO at which the weights of a layer are gathered before use."""
 QK_NORM_LAUNCHES = 0.23
 """Share that norms of queries and keys add to a layer's launches (299 operations of a Qwen3 layer, 243 of Llama's)."""
+HOST_UPDATE_S = 1.5e-9
+"""Seconds in which a node's processors update a parameter that is offloaded, its way there and back included.
+
+LLaMA-7B on eight A800 took 64 / 2.05 s a step with it and 64 / 4.45 s without (ZeRO-3, gist.github.com/chenyaofo
+d4cd6a20), 2.5 ns; Qwen2.5-3B on two A100 no more than 3.08 s in all, and 2.38 s with bound cores (DeepSpeed PR 7474),
+below 1 ns: either is half of it or twice as much."""
 MESSAGES = ("tp", "cp", "ep", "p2p", "dp")
 """Parts of a step that are messages between ranks."""
 
@@ -62,7 +68,7 @@ def estimate_time(
     w, c = workload, coefficients
     loads = stage_loads(w, layouts, framework)
     layer, host, shares = _layer(w, machine, layouts, framework, c)
-    head_s = head_time(w, machine, layouts, c)
+    head_s = head_time(w, machine, layouts, c) * (1 + 2 / flops_per_weight(w) * w.reference)
     m, layers_s = layouts.num_micro_batches, sum(layer.values(), start=np.zeros(len(layouts)))
     slowest_s = np.maximum(loads.fullest * layers_s, loads.last * layers_s + head_s)
     head_s = head_s + w.num_mtp_layers * layers_s
@@ -72,12 +78,15 @@ def estimate_time(
     pipeline_s = m * slowest_s + (through_s - slowest_s) / layouts.vp * bubble_share(layouts, *shares)
     busy = m / layouts.pp
     parts = {name: value * (w.num_layers * busy) for name, value in layer.items()}
-    parts["compute"] = parts["compute"] + head_s * busy
+    trained_head_s = head_s / (1 + 2 / flops_per_weight(w) * w.reference)
+    parts["compute"] = parts["compute"] + trained_head_s * busy
+    if "reference" in parts:
+        parts["reference"] = parts["reference"] + (head_s - trained_head_s) * busy
     parts["bubble"] = pipeline_s - through_s * busy
     parts["p2p"] = _handovers(w, machine, layouts, framework, c)
     params = local_params(w, layouts, loads.fullest)
     parts["dp"] = data_time(params, machine, layouts, framework, c, slowest_s, w.trained_share)
-    parts["optimizer"] = optimizer_time(w, params, machine, layouts, c)
+    parts["optimizer"] = optimizer_time(w, params, machine, layouts, framework, c)
     shapes_s = m * w.new_shapes * c.shape_s
     parts["overhead"] = parts["overhead"] + c.step_overhead_s + shapes_s
     step_s = sum(parts.values(), start=np.zeros(len(layouts)))
@@ -104,9 +113,13 @@ def _layer(
     experts = moe * expert_exchange_time(w, machine, layouts, c)
     again = recomputed_share(w, layouts)
     recompute = _recompute(w, layouts, framework, again, compute + tensor + experts, time)
-    work = compute + tensor + context + experts + recompute
-    floor = launch_time(w, machine, layouts, c) * _launches_again(w, layouts, c, again) + _shard_launch(layouts, c)
+    reference = 2 / flops_per_weight(w) * w.reference * (compute + tensor + experts)
+    work = compute + tensor + context + experts + recompute + reference
+    repeated = _launches_again(w, layouts, c, again + w.reference)
+    floor = launch_time(w, machine, layouts, c) * repeated + _shard_launch(layouts, c)
     parts = {"compute": compute, "recompute": recompute, "tp": tensor, "cp": context, "ep": experts}
+    if np.any(w.reference):
+        parts["reference"] = reference
     joint, host = joint_time(work, floor)
     forward = FORWARD * compute + (tensor + context + experts) / 2
     weights = (1 - 4 / flops_per_weight(w)) * (compute - time.attention_s)
@@ -141,13 +154,20 @@ def joint_time(work: FloatArray, floor: FloatArray) -> tuple[FloatArray, FloatAr
 
 
 def optimizer_time(
-    workload: Workload, params: LocalParams, machine: Machine, layouts: LayoutBatch, coefficients: TimeCoefficients
+    workload: Workload,
+    params: LocalParams,
+    machine: Machine,
+    layouts: LayoutBatch,
+    framework: FrameworkSpec,
+    coefficients: TimeCoefficients,
 ) -> FloatArray:
-    """Return the time in which a rank updates its share of the trained weights."""
+    """Return the time in which a rank updates its share of the trained weights, or its host those of all its ranks."""
     c = coefficients
     shards = np.where(layouts.zero > 0, layouts.dp * layouts.cp, 1)
     expert_shards = np.where(layouts.zero > 0, np.maximum(layouts.edp, 1), 1)
     updated = workload.trained_share * (params.dense / shards + params.experts / expert_shards)
+    if framework.host_bytes:
+        return updated * np.minimum(machine.gpus_per_node, machine.num_gpus) * HOST_UPDATE_S
     return updated * c.optimizer_passes / (machine.memory_bytes_per_s * c.memory_efficiency)
 
 
@@ -242,7 +262,7 @@ def stage_time(
     parts = {
         "compute": m * (num_layers * work + head_s),
         "overhead": m * num_layers * (layer_s - work) + c.step_overhead_s,
-        "optimizer": optimizer_time(w, local_params(w, layouts, stage.layers), machine, layouts, c),
+        "optimizer": optimizer_time(w, local_params(w, layouts, stage.layers), machine, layouts, framework, c),
     }
     step_s = sum(parts.values(), start=zero)
     host_share = host * m * num_layers * layer_s / step_s

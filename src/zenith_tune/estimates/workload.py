@@ -76,6 +76,8 @@ class Workload:
     """JobSpec.imbalance; 0 for a dense model."""
     new_shapes: Number = 0.0
     """JobSpec.new_shapes."""
+    reference: Number = 0.0
+    """1 where a frozen copy of the model runs forward too, else 0."""
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
@@ -91,6 +93,7 @@ class Workload:
             "gathers_fp8": job.gathers_fp8,
             "imbalance": job.imbalance if model.num_experts else 0.0,
             "new_shapes": job.new_shapes,
+            "reference": job.reference,
         }
         values |= {field.name: getattr(model, field.name) for field in fields(cls) if field.name not in values}
         return cls(**{name: float(value) for name, value in values.items()})

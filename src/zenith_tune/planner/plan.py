@@ -12,6 +12,8 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.planner.cost import PER_TOKENS, Prices, TrainingCost, training_cost
+from zenith_tune.planner.training_way import LORA_RANK
 from zenith_tune.units import GIB, count, format_bytes, format_seconds
 
 PRESSURE = "memory"
@@ -25,12 +27,13 @@ CAUSES = {
     "bubble": "PP bubble",
     "p2p": "PP p2p",
     "dp": "DP",
+    "reference": "reference model",
     "optimizer": "optimizer",
     "overhead": "overhead",
     PRESSURE: "memory (nearly full)",
 }
 """Display names of the parts of a step; recomputation is time paid for memory."""
-SHORT = {"recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
+SHORT = {"reference": "reference", "recompute": "recompute", "bubble": "bubble", PRESSURE: "full memory"}
 """Short display names, where they differ."""
 
 
@@ -60,9 +63,14 @@ class PlannedLayout:
     """Model FLOPs per second over the peak of all GPUs."""
 
     def __repr__(self) -> str:
+        return f"PlannedLayout({self.name}: {self.figures})"
+
+    @property
+    def figures(self) -> str:
+        """Speed, memory and risk, in half a line."""
+        speed = f"{format_seconds(self.step_s)} a step, {self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
         memory = f"{self.memory_bytes / GIB:.1f} of {format_bytes(self.capacity_bytes)}"
-        figures = f"{format_seconds(self.step_s)} a step, {memory}, {self.oom_probability:.0%} OOM"
-        return f"PlannedLayout({self.name}: {figures})"
+        return f"{speed}, MFU {self.mfu:.1%}, {memory}, {self.oom_probability:.0%} OOM"
 
     @property
     def name(self) -> str:
@@ -78,6 +86,18 @@ class PlannedLayout:
     def roomy_s(self) -> float:
         """Step time with memory to spare, without the allocator's losses when it is nearly full."""
         return self.step_s - self.time_parts.get(PRESSURE, 0.0)
+
+    def cost(self, gpu: str, tokens: float | str | None = None, price: Prices = None) -> TrainingCost:
+        """Return what a training of so many tokens takes, or one of a billion, on GPUs of a kind."""
+        low, high = self.step_interval_s
+        return training_cost(
+            PER_TOKENS if tokens is None else tokens,
+            price,
+            gpu=gpu,
+            num_gpus=self.layout.num_gpus,
+            tokens_per_s=self.tokens_per_s,
+            relative_interval=(low / self.step_s, high / self.step_s),
+        )
 
     def with_room(self) -> PlannedLayout:
         """Return the layout as it would run on a GPU with memory to spare."""
@@ -143,6 +163,13 @@ TRACED = (
     "names what they would split), and take the time of their parameters' products"
 )
 """Assumption about a model whose blocks were traced, not described by a config."""
+HOST = "the host updates the weights of a node's GPUs in 1.5 s per billion, which may be half or twice as much"
+"""Assumption about an optimizer in the host's memory."""
+ADAPTED = "adapters of rank {} on all matrices of dense layers"
+"""Assumption about LoRA and QLoRA."""
+UNPACKED = "; the time to unpack weights of 4 bits is not counted"
+REFERENCE = "the reference model runs forward on every sequence, and the batch counts sequences: a pair of DPO is two"
+"""Assumption about a frozen copy; adapters that are switched off need none."""
 NARROW = {
     True: "in {} inputs of products are kept in 8 bits and gradients in fp32; weights are kept as --fp8-param-gather "
     "does with fp8, else in bf16 with cached copies of 2 bytes a parameter",
@@ -216,6 +243,12 @@ class Plan:
             found.append(f"{UNEVEN.format(self.job.imbalance)} (--imbalance)")
         if self.model.traced is not None:
             found.append(TRACED)
+        if self.job.framework.host_bytes:
+            found.append(HOST)
+        if "LoRA" in self.job.way:
+            found.append(ADAPTED.format(LORA_RANK) + UNPACKED * ("QLoRA" in self.job.way))
+        if self.job.reference:
+            found.append(REFERENCE)
         if self.job.precision not in WIDE:
             found.append(NARROW[bool(self.job.framework.narrow_input_bytes)].format(self.job.precision))
         return tuple(found)
@@ -223,6 +256,13 @@ class Plan:
     @property
     def num_fitting(self) -> int:
         return self.num_considered - self.num_not_fitting
+
+    def cost(self, tokens: float | str | None = None, *, price: Prices = None) -> TrainingCost | None:
+        """Return what a training of so many tokens takes with the best layout; None where nothing fits.
+
+        `price` is that of a GPU-hour, by default a public one; without tokens it is what a billion of them take.
+        """
+        return self.best[0].cost(self.cluster.gpu.name, tokens, price) if self.best else None
 
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero")

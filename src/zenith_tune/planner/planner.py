@@ -19,7 +19,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import ERROR_SOURCES, TO_90, Calibration
 from zenith_tune.estimates.memory import estimate_memory
-from zenith_tune.estimates.memory_risk import memory_quantiles
+from zenith_tune.estimates.memory_risk import layout_risk, memory_quantiles
 from zenith_tune.estimates.model_flops import flops_per_token
 from zenith_tune.estimates.routing import busiest_rank
 from zenith_tune.estimates.step import estimate, time_with_room
@@ -33,6 +33,7 @@ from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.best_layouts import BestLayouts, Front, tied_within
 from zenith_tune.planner.explanation import Explanation, StageMemory, better_steps
 from zenith_tune.planner.infeasible import DeadEnd
+from zenith_tune.planner.limits import MAX_SEQ
 from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
@@ -64,6 +65,9 @@ NEAR_MEMORY = 1.25
 """Ratio of needed memory to a GPU's up to which a layout is a near miss."""
 MAX_DOUBLINGS = 4
 """Number of times the GPUs are doubled in search of enough of them."""
+LEAST_STATES = 0.75
+"""Share of the estimated states that GPUs must hold to be tried: estimates are off by less."""
+LEAST_SEQ = 128
 
 
 class Planner:
@@ -182,18 +186,61 @@ class Planner:
         after = other.plan(other_batch, top=top, space=space, risk=risk)
         return WhatIf(text=text, before=before, after=after)
 
-    def enough_gpus(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
-        """Return the number of GPUs of the same kind that a layout fits on, by doubling them a few times."""
-        for doublings in range(1, MAX_DOUBLINGS + 1):
-            num_gpus = self.cluster.num_gpus << doublings
-            try:
-                planner = Planner(self.model, resized(self.cluster, num_gpus), self.job, self.calibration)
-                candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
-            except UsageError:  # this number of GPUs does not fill whole nodes
-                continue
-            if any(np.any(planner.estimate(piece).oom_probability < risk) for piece in candidates.batches()):
-                return num_gpus
-        return None
+    def least_gpus(
+        self, global_batch: int, *, above: int = 0, space: SearchSpace | None = None, risk: float = RISK
+    ) -> int | None:
+        """Return the least number of GPUs of the same kind, above a number, that a layout fits on.
+
+        It is found by doubling, and then among the whole nodes in between; None where a few doublings find none.
+        """
+        node, states = self.cluster.gpus_per_node, self._state_bytes()
+        start = max(above + 1, math.ceil(LEAST_STATES * states / self.cluster.gpu.memory_bytes))
+        doubled = [1]
+        while doubled[-1] < start << MAX_DOUBLINGS:
+            doubled.append(min(2 * doubled[-1], node) if doubled[-1] < node else 2 * doubled[-1])
+        fits = partial(self._fits_on, global_batch, space=space, risk=risk)
+        found = next((number for number in doubled if number >= start and fits(number)), None)
+        if found is None or found <= node:
+            return found
+        between = range(max(start, found // 2 + 1), found)
+        return next((number for number in between if number % _step(found, node) == 0 and fits(number)), found)
+
+    def longest_seq(self, global_batch: int, *, space: SearchSpace | None = None, risk: float = RISK) -> int | None:
+        """Return the longest sequence that a layout fits with, to an eighth; None where even short ones do not fit."""
+
+        def fits(seq_len: int) -> bool:
+            job = replace(self.job, seq_len=seq_len)
+            planner = Planner(self.model, self.cluster, job, self.calibration)
+            return planner._fits_on(global_batch, self.cluster.num_gpus, space=space, risk=risk)
+
+        longest = self.job.seq_len
+        while not fits(longest):
+            longest //= 2
+            if longest < LEAST_SEQ:
+                return None
+        while longest >= self.job.seq_len and 2 * longest <= MAX_SEQ and fits(2 * longest):
+            longest *= 2
+        above = (longest + longest * eighths // 8 for eighths in range(7, 0, -1))
+        return next((seq_len for seq_len in above if seq_len <= MAX_SEQ and fits(seq_len)), longest)
+
+    def _state_bytes(self) -> float:
+        """Return the bytes of weights, gradients and optimizer that all GPUs together hold at least."""
+        f = self.job.framework
+        trained = f.optimizer_bytes + (0.0 if f.frees_gradients else f.gradient_bytes)
+        return (f.weight_bytes + self.model.trained_share * trained) * self.model.num_params
+
+    def _fits_on(self, global_batch: int, num_gpus: int, *, space: SearchSpace | None, risk: float) -> bool:
+        """Tell whether any layout fits on so many GPUs of the same kind, by its memory alone."""
+        try:
+            cluster = resized(self.cluster, num_gpus)
+            candidates = Candidates(self.model, self.job, num_gpus, global_batch, space)
+        except UsageError:  # this number of GPUs does not fill whole nodes
+            return False
+        workload, capacity = Workload.of(self.model, self.job), float(cluster.gpu.memory_bytes)
+        return any(
+            np.any(layout_risk(workload, piece, self.job.framework, self.calibration.memory, capacity)[1].oom < risk)
+            for piece in candidates.batches()
+        )
 
     def explain(self, layout: Layout, *, space: SearchSpace | None = None, risk: float = RISK) -> Explanation:
         """Return all that is known of one layout, legal or not, with improvements from `space`."""
@@ -337,3 +384,8 @@ class Planner:
             tokens_per_s=tokens / step_s,
             mfu=flops_per_token(self.model, self.job.seq_len) * tokens / step_s / peak,
         )
+
+
+def _step(num_gpus: int, node: int) -> int:
+    """Return by how many GPUs to count below a number: whole nodes, and no finer than an eighth of it."""
+    return node * max(num_gpus // (8 * node), 1)

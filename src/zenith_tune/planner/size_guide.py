@@ -216,6 +216,8 @@ class GuideComparison:
     plan: Plan
     ways_out: tuple[WayOut, ...] = ()
     """Other ways to train it on these GPUs, where no layout fits."""
+    enough_gpus: int | None = None
+    """The least number of GPUs of this kind that would do, where no layout fits."""
 
     @property
     def best(self) -> PlannedLayout | None:

@@ -9,8 +9,7 @@ from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import Measured, UnplannedRun
 from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines, memory_message
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
-from zenith_tune.report.guide import way_out_object
-from zenith_tune.report.plan.json import planned_object
+from zenith_tune.report.plan.json import planned_object, way_out_object
 from zenith_tune.study.files import Json
 from zenith_tune.units import format_bytes, format_gain, format_seconds
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from zenith_tune.describe.topology import tensor_reason
+from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
-from zenith_tune.planner.ways_out import TITLE, WayOut
-from zenith_tune.report.plan.json import planned_object
+from zenith_tune.planner.ways_out import TITLE
+from zenith_tune.report.plan.json import cost_object, planned_object, way_out_object
 from zenith_tune.study.files import Json
-from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
+from zenith_tune.units import format_gain
 
 COLUMNS = ("model", "GPUs", "TP", "PP", "DP", "micro-batches")
 
@@ -27,27 +28,30 @@ def table_lines(rows: Sequence[GuideRow]) -> Iterator[str]:
     yield "zenithtune guide 70B --gpus 64 says what the planner makes of a row"
 
 
-def comparison_lines(found: GuideComparison) -> Iterator[str]:
+def comparison_lines(found: GuideComparison, cost: TrainingCost | None = None) -> Iterator[str]:
     """Yield the guide's layout, the planner's, and why they differ."""
     plan, best = found.plan, found.best
     size = f"{plan.model.name} ({plan.model.num_params / 1e9:.1f}B parameters)"
     yield f"{size} on {plan.cluster.name}: batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}"
     yield from (f"  rule: {rule}" for rule in found.guide.rules)
     if not found.guide.is_planned:
-        yield f"guide    {_figures(found.planned)}"
+        yield f"guide    {_named(found.planned)}"
     yield from (f"  breaks a rule: {reason}" for reason in found.broken)
     if best is None:
-        yield f"planner  nothing fits; the guide's layout {found.verdict}"
+        enough = f"; it takes {found.enough_gpus} GPUs of this kind" if found.enough_gpus else ""
+        yield f"planner  nothing fits; the guide's layout {found.verdict}{enough}"
         yield TITLE
         yield from (f"  {way.line}" for way in found.ways_out)
         return
-    yield f"planner  {_figures(best)}"
+    yield f"planner  {_named(best)}"
+    if cost is not None:
+        yield f"  {cost.line}"
     if not found.guide.is_planned:
         yield _verdict(found)
     yield from (f"  {reason}" for reason in (*found.reasons, tensor_reason(plan.cluster)))
 
 
-def comparison_object(found: GuideComparison) -> Json:
+def comparison_object(found: GuideComparison, cost: TrainingCost | None = None) -> Json:
     """Return both layouts as a plain object."""
     plan, best = found.plan, found.best
     return {
@@ -65,25 +69,12 @@ def comparison_object(found: GuideComparison) -> Json:
             "broken_rules": list(found.broken),
         },
         "planner": planned_object(best) if best else None,
+        **({"cost": cost_object(cost)} if cost is not None else {}),
+        "enough_gpus": found.enough_gpus,
         "gain": found.gain,
         "change": found.change or None,
         "reasons": found.reasons,
         "ways_out": [way_out_object(way) for way in found.ways_out],
-    }
-
-
-def way_out_object(way: WayOut) -> Json:
-    """Return one way as a plain object; its time is not estimated."""
-    planned = way.planned
-    return {
-        "name": way.name,
-        "how": way.how,
-        "fits": way.fits,
-        "memory_bytes": planned.memory_bytes,
-        "capacity_bytes": planned.capacity_bytes,
-        "oom_probability": planned.oom_probability,
-        "recompute": planned.layout.recompute,
-        "host_bytes": way.host_bytes,
     }
 
 
@@ -98,7 +89,5 @@ def _verdict(found: GuideComparison) -> str:
     return f"the planner's is {format_gain(found.gain)[1:]} faster ({found.change})"
 
 
-def _figures(planned: PlannedLayout) -> str:
-    speed = f"{format_seconds(planned.step_s)} a step, {planned.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-    memory = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
-    return f"{planned.name}: {speed}, MFU {planned.mfu:.1%}, {memory}, {planned.oom_probability:.0%} OOM"
+def _named(planned: PlannedLayout) -> str:
+    return f"{planned.name}: {planned.figures}"

@@ -54,6 +54,12 @@ def refuse_out_of_range(option: str, hours: float | None) -> None:
         raise UsageError(f"{option} must be above 0 and at most {MAX_HOURS:g} hours, but got {hours:g}")
 
 
+def refuse_price(price: float | None) -> None:
+    """Refuse a price of a GPU-hour that is none."""
+    if price is not None and not 0 < price <= MAX_PRICE:
+        raise UsageError(f"--price must be above 0 and at most {MAX_PRICE:g} per GPU-hour, but got {price:g}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The expected cost of the trials of a study."""
@@ -84,8 +90,7 @@ class Budget:
     def __post_init__(self) -> None:
         refuse_out_of_range("--gpu-hours", self.gpu_hours)
         refuse_out_of_range("--max-hours", self.max_hours)
-        if self.price is not None and not 0 < self.price <= MAX_PRICE:
-            raise UsageError(f"--price must be above 0 and at most {MAX_PRICE:g} per GPU-hour, but got {self.price:g}")
+        refuse_price(self.price)
 
     def left_s(self, *, gpu_s: float, elapsed_s: float, num_gpus: int) -> float | None:
         """Return how long a trial of `num_gpus` may still run; None: as long as it takes."""

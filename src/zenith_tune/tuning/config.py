@@ -16,7 +16,7 @@ from typing import Any
 
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
-from zenith_tune.describe.gpu_catalog import public_price
+from zenith_tune.describe.gpu_catalog import PRICES_OF, public_price
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.early_stop import EarlyStop
@@ -360,7 +360,7 @@ class StudyConfig:
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:
-            notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, 2026-08-22): see --price")
+            notes.append(f"a GPU-hour is taken to cost ${price:.2f} (public price, {PRICES_OF}): see --price")
         if self.runs_baseline and (short := self.short_steps({})) is not None:
             numbers = f"{min(short.numbers)} to {max(short.numbers)} of its {short.whole} micro-batches"
             notes.append(f"where Megatron Core allows it, a run begins with steps of {numbers}: see --whole-steps")

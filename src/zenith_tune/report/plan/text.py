@@ -13,13 +13,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from zenith_tune.describe.gpu_catalog import PRICES_OF
 from zenith_tune.errors import UsageError
+from zenith_tune.planner.comparison import ClusterComparison
+from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import LEAST_GAIN, Explanation, StageMemory, Step
 from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, changes
+from zenith_tune.planner.ways_out import TITLE, WayOut
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.presets.emission import Emission
 from zenith_tune.study.files import write_output
-from zenith_tune.units import GIB, count, format_bytes, format_gain, format_range, format_seconds
+from zenith_tune.units import (
+    GIB,
+    count,
+    format_bytes,
+    format_days,
+    format_dollars,
+    format_gain,
+    format_gpu_hours,
+    format_range,
+    format_seconds,
+    format_tokens,
+)
 
 MAX_STAGES = 6
 LEAST_SHARE = 0.0005
@@ -42,6 +57,25 @@ def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -
         times = [Text(str(planned.layout.num_gpus)), step] if show_gpus else [step, risky]
         cells = [Text(str(number)), Text(planned.name), *times, *_cells(planned)]
         table.add_row(*cells, style="bold" if number == 1 else "")
+    return table
+
+
+def comparison_table(found: ClusterComparison) -> Table:
+    """Return the best layout on each cluster, and what the training takes."""
+    table = Table(**_STYLE)
+    table.add_column("cluster", no_wrap=True)
+    table.add_column("best layout", min_width=24)
+    for name in ("tok/s", "tok/s/GPU", "OOM", "time", "GPU-hours", "$/GPU-hour", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan, cost in zip(found.plans, found.costs, strict=True):
+        if cost is None:
+            table.add_row(plan.cluster.name, "nothing fits")
+            continue
+        best, dollars = plan.best[0], "?" if cost.dollars is None else format_dollars(cost.dollars)
+        speed = (f"{best.tokens_per_s:,.0f}", f"{best.tokens_per_s_per_gpu:,.0f}", f"{best.oom_probability:.0%}")
+        price = "?" if cost.price is None else f"{cost.price:.2f}"
+        hours = format_gpu_hours(cost.gpu_hours).removesuffix(" GPU-hours")
+        table.add_row(plan.cluster.name, best.name, *speed, format_days(cost.seconds), hours, price, dollars)
     return table
 
 
@@ -112,60 +146,102 @@ class PlanReport:
         self._console = console if console.is_terminal else Console(file=console.file, width=MAX_WIDTH)
         self._width = min(self._console.width, MAX_WIDTH)
 
-    def plan(self, plan: Plan, stages: tuple[StageMemory, ...], enough_gpus: int | None = None) -> None:
+    def answer(
+        self,
+        plan: Plan,
+        cost: TrainingCost | None = None,
+        enough_gpus: int | None = None,
+        ways: Iterable[WayOut] = (),
+    ) -> None:
+        """Print the best layout and what its training takes, or what would do where nothing fits."""
+        self.say(_title(plan))
+        if plan.best:
+            self.say(f"best: {plan.best[0].name}: {plan.best[0].figures}")
+        else:
+            enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""
+            self.say(f"none of {count(plan.num_considered, 'layout')} fits in memory{enough}")
+            self.say(TITLE)
+            for way in ways:
+                self.say(f"  {way.line}")
+        if cost is not None:
+            self.say(cost.line)
+
+    def plan(self, plan: Plan, stages: tuple[StageMemory, ...]) -> None:
         """Print the best layouts, the best one in full, what nearly made it and what was dropped."""
-        self._say(_title(plan))
         if plan.best:
             self._console.print()
             self._show(layout_table(plan.best))
             if plan.num_tied > 1:
                 within = f"predicted within {plan.tied_within:.1%} of one another, too little to tell apart"
-                self._say(f"1 to {plan.num_tied} tie ({within}): the simplest is listed first")
+                self.say(f"1 to {plan.num_tied} tie ({within}): the simplest is listed first")
             for assumption in plan.assumptions:
-                self._say(f"assumed: {assumption}")
+                self.say(f"assumed: {assumption}")
             self._breakdown(plan.best[0], stages)
-        else:
-            enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""
-            self._say(f"none of {count(plan.num_considered, 'layout')} fits in memory{enough}")
         self._near_misses(plan)
         self._dropped(plan)
 
-    def explanation(self, explanation: Explanation) -> None:
+    def explanation(self, explanation: Explanation, cost: TrainingCost | None = None) -> None:
         """Print one layout in full."""
         for reason in explanation.broken:
-            self._say(f"breaks a rule: {reason}")
+            self.say(f"breaks a rule: {reason}")
         planned = explanation.planned
         if planned is None:
             return
         self._show(layout_table([planned]))
+        if cost is not None:
+            self.say(cost.line)
         if explanation.verdict:
             self._console.print()
-            self._say(f"{planned.name}: {explanation.verdict}")
+            self.say(f"{planned.name}: {explanation.verdict}")
         self._breakdown(planned, explanation.stages)
         self._steps(explanation)
 
     def pareto(self, points: list[PlannedLayout]) -> None:
         """Print the layouts that no other beats in time, memory and GPUs together."""
         self._console.print()
-        self._say("no layout is better than these in step time, memory and GPUs together:")
+        self.say("no layout is better than these in step time, memory and GPUs together:")
         self._show(layout_table(points, show_gpus=True))
 
-    def what_if(self, what_if: WhatIf) -> None:
-        """Print what a change brings."""
+    def what_if(self, what_if: WhatIf, cost: TrainingCost | None = None) -> None:
+        """Print what a change brings, and what the training takes after it."""
         self._console.print()
-        self._say(f"what if {what_if.text}:")
+        self.say(f"what if {what_if.text}:")
         before, after = what_if.before.best[:1], what_if.after.best[:1]
         self._show(layout_table([*before, *after], show_gpus=True))
         if what_if.hint:
-            self._say(f"hint: {what_if.hint}")
+            self.say(f"hint: {what_if.hint}")
         if what_if.gain is None:
-            self._say("nothing fits " + ("before" if not before else "after") + " the change")
+            self.say("nothing fits " + ("before" if not before else "after") + " the change")
             return
         old, new = before[0], after[0]
         per_gpu = format_gain(new.tokens_per_s_per_gpu / old.tokens_per_s_per_gpu - 1)
         speeds = f"{old.tokens_per_s:,.0f} -> {new.tokens_per_s:,.0f} tokens/s"
-        self._say(f"gain: {format_gain(what_if.gain)} ({speeds}), {per_gpu} per GPU")
-        self._say(f"change: {changes(old.layout, new.layout)}")
+        self.say(f"gain: {format_gain(what_if.gain)} ({speeds}), {per_gpu} per GPU")
+        self.say(f"change: {changes(old.layout, new.layout)}")
+        if cost is not None:
+            self.say(cost.line)
+
+    def comparison(self, found: ClusterComparison) -> None:
+        """Print which cluster is fastest and which cheapest, and the best layout on each."""
+        plan, cost = found.plans[0], next((cost for cost in found.costs if cost is not None), None)
+        self.say(_job_title(plan))
+        if cost is None or found.fastest is None:
+            self.say("nothing fits on any of them")
+            return
+        tokens = format_tokens(cost.tokens)
+        costs = dict(zip((plan.cluster.name for plan in found.plans), found.costs, strict=True))
+        known = " with a known price:" if found.cheapest_below else ":"
+        for kind, best in (("fastest: ", found.fastest), (f"cheapest{known}", found.cheapest)):
+            if best is not None and (takes := costs[best.cluster.name]) is not None:
+                dollars = f", {format_dollars(takes.dollars)}" if takes.dollars is not None else ""
+                self.say(f"{kind} {best.cluster.name}, {format_days(takes.seconds)}{dollars} for {tokens} tokens")
+        for name, price in found.cheapest_below.items():
+            below = f"cheapest below {format_dollars(price)} a GPU-hour"
+            self.say(f"no public price of {name} is known: it would be {below} (--price)")
+        self._console.print()
+        self._show(comparison_table(found))
+        if any(cost is not None and cost.is_public and cost.price is not None for cost in found.costs):
+            self.say(f"prices are public ones of {PRICES_OF}, on demand: --price gives yours")
 
     def _breakdown(self, planned: PlannedLayout, stages: tuple[StageMemory, ...]) -> None:
         low, high = planned.step_interval_s
@@ -173,11 +249,11 @@ class PlanReport:
         self._console.print()
         step = f"{format_seconds(low)} to {format_seconds(high)}"
         memory = f"{format_bytes(least)} to {format_bytes(most)} of {format_bytes(planned.capacity_bytes)}"
-        self._say(f"{planned.name}: 90% of such runs take {step} a step and {memory}")
+        self.say(f"{planned.name}: 90% of such runs take {step} a step and {memory}")
         if planned.balanced_bytes is not None:
             needs = f"it needs {format_bytes(planned.memory_bytes)}, and {format_bytes(planned.balanced_bytes)}"
             load = f"{planned.busiest_load:.2f} times the mean tokens"
-            self._say(f"the busiest expert-parallel rank of a layer has {load}: {needs} with balanced routing")
+            self.say(f"the busiest expert-parallel rank of a layer has {load}: {needs} with balanced routing")
         self._show(time_table(planned))
         self._console.print()
         self._show(stage_table(stages) if len(stages) > 1 else memory_table(planned))
@@ -186,31 +262,31 @@ class PlanReport:
         if not plan.near_misses:
             return
         self._console.print()
-        self._say("faster, but ruled out:" if plan.best else "nearest to fitting:")
+        self.say("faster, but ruled out:" if plan.best else "nearest to fitting:")
         for miss in plan.near_misses:
             unit = "tokens/s" if miss.obstacle is Obstacle.BATCH else "speed"
             gain = f"{format_gain(miss.gain)} {unit}; " if math.isfinite(miss.gain) else ""
-            self._say(f"  {miss.planned.name}: {miss.reason}")
-            self._say(f"    {gain}{miss.hint}")
+            self.say(f"  {miss.planned.name}: {miss.reason}")
+            self.say(f"    {gain}{miss.hint}")
 
     def _dropped(self, plan: Plan) -> None:
         self._console.print()
         fits = f"{plan.num_fitting:,} fit (less than {plan.risk:.0%} likely to run out of memory)"
-        self._say(f"{count(plan.num_considered, 'layout')} considered, {fits}")
+        self.say(f"{count(plan.num_considered, 'layout')} considered, {fits}")
         for cut in plan.cuts[:MAX_PROBLEMS]:
-            self._say(f"  dropped {count(cut.count, cut.what)}: {cut.example}")
+            self.say(f"  dropped {count(cut.count, cut.what)}: {cut.example}")
         for reason in plan.left_out:
-            self._say(f"  not tried: {reason}")
+            self.say(f"  not tried: {reason}")
 
     def _steps(self, explanation: Explanation) -> None:
         self._console.print()
         if not explanation.steps:
             if not explanation.broken:
-                self._say("no single change makes it " + ("better" if explanation.fits else "fit"))
+                self.say("no single change makes it " + ("better" if explanation.fits else "fit"))
             return
-        self._say("single changes that make it better:" if explanation.fits else "single changes that make it fit:")
+        self.say("single changes that make it better:" if explanation.fits else "single changes that make it fit:")
         for step in explanation.steps:
-            self._say(f"  {step.change}: {format_seconds(step.planned.step_s)} ({_worth(step)})")
+            self.say(f"  {step.change}: {format_seconds(step.planned.step_s)} ({_worth(step)})")
 
     def _show(self, table: Table) -> None:
         """Print a table without the blanks that would fill its last column."""
@@ -220,7 +296,7 @@ class PlanReport:
             text.rstrip()
             self._console.print(text, soft_wrap=True)
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         """Print a line, and where it is too long the rest of it further in."""
         start = line[: len(line) - len(line.lstrip())]
         wrapped = textwrap.wrap(
@@ -243,10 +319,15 @@ def _worth(step: Step) -> str:
 
 
 def _title(plan: Plan) -> str:
+    spread = f"; step{format_range(plan.best[0].step_half_width)}" if plan.best else ""
+    return f"{_job_title(plan, f' on {plan.cluster.name}')}{spread}"
+
+
+def _job_title(plan: Plan, where: str = "") -> str:
     size = f"{plan.model.num_params / 1e9:.1f}B parameters"
     job = f"batch {plan.global_batch}, sequence {plan.job.seq_len}, {plan.job.precision}, {plan.job.framework.name}"
-    spread = f"; step{format_range(plan.best[0].step_half_width)}" if plan.best else ""
-    return f"{plan.model.name} ({size}) on {plan.cluster.name}: {job}{spread}"
+    job += "".join(f", {each}" for each in (plan.job.way, "reference model" * plan.job.reference) if each)
+    return f"{plan.model.name} ({size}){where}: {job}"
 
 
 def write_emission(emission: Emission, folder: Path) -> None:
