@@ -134,28 +134,16 @@ function plainTable(columns, rows, label) {
     );
   });
   const kind = (index) => (isText[index] ? "text" : "num");
+  const head = columns.map((name, index) => el("th", { scope: "col", class: kind(index) }, name));
+  const line = (row) => row.map((cell, index) => el("td", { class: kind(index) }, cell));
   return el(
     "table",
     { "aria-label": label },
-    el(
-      "thead",
-      null,
-      el(
-        "tr",
-        null,
-        columns.map((name, index) => el("th", { scope: "col", class: kind(index) }, name)),
-      ),
-    ),
+    el("thead", null, el("tr", null, head)),
     el(
       "tbody",
       null,
-      rows.map((row) =>
-        el(
-          "tr",
-          null,
-          row.map((cell, index) => el("td", { class: kind(index) }, cell)),
-        ),
-      ),
+      rows.map((row) => el("tr", null, line(row))),
     ),
   );
 }

@@ -118,23 +118,12 @@ function predictedPlot(data, width, redraw) {
   // What a strategy expected is judged where it says so: the planner knows no levers, and nothing of earlier trials.
   const expected = known.filter((t) => fields.by(t) !== "the planner");
   const both = expected.length ? expected : known;
-  const controls = el(
-    "div",
-    { class: "controls" },
-    chooser(
-      "predicted",
-      "compare",
-      [
-        ["step", "step time"],
-        ["memory", "memory"],
-      ],
-      what,
-      (value) => {
-        state.predicted = value;
-        redraw();
-      },
-    ),
-  );
+  const options = Object.keys(PREDICTED).map((key) => [key, { step: "step time" }[key] || key]);
+  const choose = (value) => {
+    state.predicted = value;
+    redraw();
+  };
+  const controls = el("div", { class: "controls" }, chooser("predicted", "compare", options, what, choose));
   if (both.length < 2)
     return { body: el("div", null, controls, el("p", { class: "note" }, "Fewer than two trials measured it.")) };
   return {
@@ -160,7 +149,6 @@ function predictedFigure(data, both, fields, width, zoom) {
   const ratios = both.map((t) => fields.measured(t) / fields.predicted(t)).sort((a, b) => a - b);
   const at = (share) => ratios[Math.floor((ratios.length - 1) * share)];
   const median = at(0.5);
-  const times = (ratio) => `${ratio.toFixed(2)}×`;
   const ray = (ratio, kind) => {
     const [from, to] = [Math.max(across[0], up[0] / ratio), Math.min(across[1], up[1] / ratio)];
     if (!(from < to)) return false;

@@ -127,14 +127,7 @@ function gainsPlot(data, width) {
   rows.forEach((row, index) => {
     const y = chart.box.top + index * (tall + 8) + 4;
     const [from, to] = [row.from, row.to].map(chart.x).sort((a, b) => a - b);
-    const lines = nameLines(row.name, Math.floor((left - 14) / LETTER_PX), /(?= )/);
-    chart.add(
-      svg(
-        "text",
-        { x: left - 8, y: y + tall / 2 + 4 - 7 * (lines.length - 1), "text-anchor": "end" },
-        lines.map((line, at) => svg("tspan", { x: left - 8, dy: at ? 14 : 0 }, line)),
-      ),
-    );
+    chart.nameRow(nameLines(row.name, Math.floor((left - 14) / LETTER_PX), /(?= )/), y + tall / 2);
     const bar = svg("rect", { class: `gain-part ${row.kind}`, x: from, y, width: Math.max(to - from, 1), height: tall, rx: 2 });
     chart.mark(bar, [row.name, row.text, `${format.value(row.to, data.unit)} in all`], row.trial ?? null);
     chart.add(svg("text", { x: to + 6, y: y + tall / 2 + 4 }, row.text));
@@ -174,13 +167,7 @@ function importancePlot(data, width) {
   chart.axisX([0, 1], "share of the difference between trials", { text: (value) => `${Math.round(value * 100)}%` });
   found.forEach(({ name, share, best }, index) => {
     const y = chart.box.top + index * (tall + 6) + 3;
-    chart.add(
-      svg(
-        "text",
-        { class: "axis-name", x: left - 8, y: y + tall / 2 + 4, "text-anchor": "end" },
-        format.short(name, Math.floor(left / 6.9)),
-      ),
-    );
+    chart.nameRow([format.short(name, Math.floor(left / 6.9))], y + tall / 2, "axis-name");
     const bar = svg("rect", {
       class: "importance",
       x: left,
