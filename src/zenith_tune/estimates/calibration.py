@@ -178,7 +178,7 @@ def precision_class(precision: str) -> str:
 ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
 """Sources of error besides the GPU's own work, with the standard deviation of the logarithm where no run shows it."""
 
-SOURCE_SDS = {"work": 0.12, "host": 0.43, "messages": 0.35, "experts": 0.22}
+SOURCE_SDS = {"work": 0.12, "host": 0.43, "messages": 0.43, "experts": 0.22}
 """Standard deviation of the level of a source (a machine with its software) that the GPU's own work and each of
 ERROR_SOURCES add."""
 TO_90 = 1.645
