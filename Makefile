@@ -50,8 +50,11 @@ docs: $(VENV)/.dev  ## write docs/cli.md, the tables of levers and the README's 
 	$(BIN)/python docs/generate_levers.py
 	$(BIN)/python docs/generate_results.py
 
-site: $(VENV)/.dev  ## the documentation as a site, in build/site; a broken link fails
+site: $(VENV)/.dev build/plan.html  ## the documentation as a site, in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+build/plan.html: docs/build_planner.py $(shell find src/zenith_tune -name '*.py' -o -name '*.toml' -o -name '*.js' -o -name '*.css')
+	$(BIN)/python $< $@  # minutes
 
 bench: $(VENV)/.base  ## what the tuner itself costs per trial, and how fast the planner is
 	$(BIN)/python benchmarks/overhead.py

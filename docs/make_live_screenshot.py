@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from make_screenshots import IMAGES, TRAINER, chromium
+from make_screenshots import EXAMPLES, IMAGES, chromium
 
 OPTIMIZE = ("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--study-name", "first")
 SLOW = ("--iteration-seconds", "0.1", "--train-iters", "60")
@@ -25,7 +25,7 @@ def main() -> None:
     """Tune, serve, wait for enough trials, and draw the page."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(TRAINER, folder / "train.py")
+        shutil.copy(EXAMPLES / "fake_megatron_train.py", folder / "train.py")
         tuner = start(folder, *OPTIMIZE, "--", "python", "train.py", *SLOW)
         server = None
         try:

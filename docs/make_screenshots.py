@@ -1,10 +1,9 @@
-"""Writes docs/images from real pages: of a recorded study of Megatron-LM on an H200, of one of the bundled trainer that
-runs now, and of a plan, as Chromium draws them."""
+"""Writes docs/images from real pages: of a recorded study of Megatron-LM on an H200, of one of the demo that runs
+now, and of a plan, as Chromium draws them."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import subprocess
@@ -18,20 +17,10 @@ from selenium.webdriver.chrome.service import Service
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path(__file__).with_name("images")
 H200_STUDY = ROOT / "benchmarks" / "results" / "h200-study-dense-2026-11-17.json"
-TRAINER = ROOT / "examples" / "fake_megatron_train.py"
-MODEL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
-JOB = "n_gpus=8,gbs=64,model=config.json,cluster=h100x8,seq=4096,folding=true"
-TRAIN = ("python", "train.py", "--global-batch-size", "64")
-GUIDED = ("--study-name", "first", "--preset", "megatron", "--strategy", "guided", "--strategy-args", "learn=false")
+EXAMPLES = ROOT / "examples"
+DEMO = ("--cluster", "examples/demo/cluster.toml", "--study-name", "first")
+LEARN = ("--strategy", "guided", "--strategy-args", "learn=false")
+TRAIN = ("bash", "examples/demo/train.sh")
 PLAN = ("--model", "llama3-70b", "--cluster", "h100x64", "--gbs", "512", "--seq", "8192")
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
@@ -41,17 +30,16 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(TRAINER, folder / "train.py")
-        (folder / "config.json").write_text(json.dumps(MODEL))
-        zenithtune(folder, "optimize", *GUIDED, "--args", JOB, "--", *TRAIN)
+        shutil.copytree(EXAMPLES, folder / "examples")
+        zenithtune(folder, "optimize", *DEMO, *LEARN, "--", *TRAIN)
         zenithtune(folder, "report", str(H200_STUDY), "--output", str(folder / "h200.html"))
         zenithtune(folder, "report", "first", "--output", "report.html")
         zenithtune(folder, "plan", *PLAN, "--html", "plan.html")
         driver = chromium()
         try:
-            shoot(driver, folder / "h200.html", IMAGES / "report-h200.png", width=1280, height=1560)
+            shoot(driver, folder / "h200.html", IMAGES / "report-h200.png", width=1280, height=1475)
             shoot(driver, folder / "h200.html", IMAGES / "report-h200-top.png", width=1280, height=1010)
-            shoot(driver, folder / "report.html", IMAGES / "report.png", width=1280, height=980)
+            shoot(driver, folder / "report.html", IMAGES / "report.png", width=1280, height=1370)
             shoot(driver, folder / "report.html", IMAGES / "report-dark.png", width=390, height=1180, theme="dark")
             shoot(driver, folder / "plan.html", IMAGES / "plan.png", width=1200, height=1060, at="#layouts")
         finally:

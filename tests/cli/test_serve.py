@@ -99,6 +99,18 @@ def test_an_address_comes_with_a_token_also_where_only_this_machine_reaches_it(h
         assert (process.returncode, err) == (0, "")
 
 
+def test_the_planner_needs_no_study(tmp_path: Path) -> None:
+    with serving(tmp_path, "--planner") as (process, line):
+        assert line.startswith("serving the planner: http://127.0.0.1:")
+        client = client_of(line)
+        assert client.get("/plan?model=llama3-8b&cluster=h100x8&gbs=64&seq=4096").json()["best"]
+        assert client.get("/plan", Authorization="").status == 401
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=500)
+        assert (process.returncode, out.splitlines()[-1], err) == (0, "ended", "")
+        assert list(tmp_path.iterdir()) == [tmp_path / "state"]
+
+
 def test_the_page_is_opened_in_the_browser_that_the_user_has(tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", TRIALS[:2])
     browser = tmp_path / "browser"
@@ -118,6 +130,7 @@ def test_the_page_is_opened_in_the_browser_that_the_user_has(tmp_path: Path) -> 
         (["--token", "short"], "token must be 16 to 200"),
         (["--port", "70000"], "'--port'"),
         (["a", "b"], "(b)"),
+        (["a", "--planner"], "--planner"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:

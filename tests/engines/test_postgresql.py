@@ -149,8 +149,14 @@ def test_an_interrupt_ends_a_tuner_that_waits_for_another(server: PostgresqlServ
 
 def test_tuners_that_start_together_make_one_study_and_share_it(server: PostgresqlServer, tmp_path: Path) -> None:
     command = f"sh -c 'echo {{x}} >> {tmp_path}/ran; echo value: {{x}}'"
-    options: dict[str, Any] = {"db_path": server.url, "study_name": "together", "resume": True, "parallel": 2}
-    tuners = [tune(tmp_path, command, **options) for _ in range(4)]
+    options: dict[str, Any] = {
+        "db_path": server.url,
+        "study_name": "together",
+        "resume": True,
+        "parallel": 2,
+        "confirm": True,
+    }
+    tuners = [tune(tmp_path, command, parallel=2, **options) for _ in range(4)]
     values: list[float | None] = []
     threads = [threading.Thread(target=lambda tuner=tuner: values.append(tuner.optimize()[0])) for tuner in tuners]
     for thread in threads:

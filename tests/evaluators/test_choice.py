@@ -68,14 +68,14 @@ def test_whatever_is_no_plain_word_is_a_pattern(pattern: str) -> None:
 
 
 def test_tokens_are_what_a_user_sees(zenithtune: Run) -> None:
-    done = zenithtune(*MEGATRON, "--", *TRAIN)
+    done = zenithtune(*MEGATRON, "-v", "--", *TRAIN)
     assert done.returncode == 0, done.stderr
     assert re.search(r"tokens_per_s .*\bgbs 16 .*\bseq 4096", done.stdout)
     assert "tokens/s" in done.stdout
 
 
 def test_a_name_on_the_command_line_chooses(zenithtune: Run) -> None:
-    done = zenithtune(*MEGATRON, "--objective", "step_time", "--", *TRAIN)
+    done = zenithtune(*MEGATRON, "-v", "--objective", "step_time", "--", *TRAIN)
     assert done.returncode == 0, done.stderr
     assert re.search(r"megatron step_time .*gbs 16, minimize", done.stdout)
 

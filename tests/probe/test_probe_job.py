@@ -94,9 +94,9 @@ def test_all_layouts_of_the_plan_hold_the_rules_and_differ() -> None:
     ("command", "parts"),
     [
         ("true", ["pretrain_*.py"]),
-        (f"torchrun pretrain_gpt.py {SHAPE}", ["n_gpus=8"]),
+        (f"torchrun pretrain_gpt.py {SHAPE}", ["--gpus 8"]),
         (f"torchrun --nproc-per-node 8 pretrain_bert.py {SHAPE}", ["decoder-only", "pretrain_bert.py"]),
-        ("torchrun --nproc-per-node 8 pretrain_gpt.py --bf16", ["model="]),
+        ("torchrun --nproc-per-node 8 pretrain_gpt.py --bf16", ["--model"]),
         (
             f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} --moe-token-dispatcher-type flex",
             ["--moe-token-dispatcher-type flex", "alltoall"],
@@ -112,7 +112,7 @@ def test_what_cannot_be_probed_is_refused_in_one_line(command: str, parts: list[
 
 
 def test_a_cluster_that_is_too_small_is_refused_with_one_that_is_large_enough() -> None:
-    with pytest.raises(UsageError, match="cluster=h200x64"):
+    with pytest.raises(UsageError, match="--cluster h200x64"):
         job_of(n_gpus=64).subject("h200x8")
     assert job_of(n_gpus=4).subject("h200x8").cluster.num_gpus == 4
 

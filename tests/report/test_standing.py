@@ -8,11 +8,15 @@ from typing import Any
 
 from optuna import load_study
 
-from tests.report.studies import BASELINE, OOM, TRIALS, failed, ok, recorded
+from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header, ok, recorded
 from zenith_tune.record.reader import StudyReader
+from zenith_tune.record.search import StudySearch
 from zenith_tune.record.storage import open_for_reading
 from zenith_tune.report.study_digest import StudyDigest
+from zenith_tune.study.changes import Change
+from zenith_tune.study.lever_results import LeverGain
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.verdict import Verdict
 from zenith_tune.units import GIB
 
 
@@ -29,6 +33,25 @@ def test_a_gain_has_its_interval_its_memory_and_its_cost(tmp_path: Path) -> None
     spent_s = sum(trial.duration_s or 0 for trial in TRIALS)
     assert found["num_gpus"] == 8 and round(found["gpu_hours"] * 3600) == round(8 * spent_s)
     assert "1.22" in found["headline"]
+
+
+def test_the_layout_and_each_group_of_levers_have_their_gain(tmp_path: Path) -> None:
+    study = Recorded(tmp_path / "out", "s", header(tmp_path)).run(TRIALS)
+    gains = (LeverGain(levers=("overlap=params", "manual_gc"), speedup=1.1), LeverGain(levers=("fp8",), speedup=1.001))
+    changes = (
+        Change(name="tp", before=4, after=1, speedup=1.2),
+        Change(name="mbs", before=1, after=4, speedup=1.2),
+        Change(name="overlap", after="params", speedup=1.1),
+        Change(name="manual_gc", after=True, speedup=1.1),
+    )
+    verdict = Verdict(sentence="s", layout_speedup=1.2, lever_gains=gains, changes=changes)
+    study.record.keep_search(StudySearch().ended(2.0, "done", None, verdict))
+    study.record.close()
+    found = StudyDigest(StudyReader(study.url, "s")).object()["standing"]["gains"]
+    assert found == [
+        {"name": "TP 4 -> 1, micro-batch 1 -> 4", "speedup": 1.2},
+        {"name": "overlap=params + manual_gc", "speedup": 1.1},
+    ]
 
 
 def test_ties_and_a_safer_trial_are_named(tmp_path: Path) -> None:

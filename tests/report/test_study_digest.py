@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.report.hostile import write_hostile
-from tests.report.studies import BASELINE, BEST, TRIALS, Recorded, header, multiplied, ok, recorded
+from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, header, multiplied, ok, recorded
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_digest import StudyDigest, failure_groups
 
@@ -54,6 +54,27 @@ def test_what_the_planner_says_stands_beside_what_was_measured(root: Path) -> No
     assert [stage["stage"] for stage in content["best_layout"]["stages"]] == [0, 1]
     assert content["best_layout"]["timeline"]["num_stages"] == 2
     assert content["doctor"], "the doctor knows all that it needs"
+
+
+OWN = (
+    f"{COMMAND} --tensor-model-parallel-size 4 --pipeline-model-parallel-size 1 --micro-batch-size 1 "
+    "--context-parallel-size 1 --expert-model-parallel-size 1 --expert-tensor-parallel-size 1 --global-batch-size 64 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 --vit-gradient-checkpointing true"
+)
+
+
+def test_both_steps_are_divided_as_planned_and_as_long_as_measured(root: Path) -> None:
+    own, best = digest(recorded(root, list(TRIALS), command=OWN))["steps"]
+    assert (own["number"], best["number"]) == (0, BEST)
+    assert sum(own["parts_s"].values()) == pytest.approx(BASELINE.step_s)
+    assert sum(best["parts_s"].values()) == pytest.approx(TRIALS[BEST].step_s)
+    assert "bubble" in best["parts_s"] and "bubble" not in own["parts_s"]
+
+
+def test_a_step_that_has_nothing_beside_it_is_not_divided(root: Path) -> None:
+    assert digest(recorded(root))["steps"] == [], "the layout of the own command is not known"
+    alone = [BASELINE, ok(2, 1, 1, 40_000.0)]
+    assert digest(recorded(root.parent / "slower", alone, command=OWN))["steps"] == [], "it is the best itself"
 
 
 def test_without_a_plan_it_says_why_and_takes_the_memory_from_a_run_that_was_out_of_it(root: Path) -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header, ok
 from tests.study_tools import Asks, tune
 from zenith_tune.presets.mimo.preset import MimoPreset
@@ -20,13 +22,13 @@ from zenith_tune.report.study_markdown import study_markdown
 from zenith_tune.study.trial import Findings, Outcome, Prediction
 
 WHY_ENDED = "no gain is likely"
-EXPECTED = Prediction(step_s=4.4, by="strategy guided, by what it had learned")
+EXPECTED = Prediction(step_s=4.4, error=0.05, by="strategy guided, by what it had learned")
 FOUND = Findings(
     title="predicted against measured",
     columns=("trial", "layout"),
     rows=(("4", "TP2 | PP2"),),
     lines=("off by 4%",),
-    predictions={4: EXPECTED},
+    predictions={3: replace(EXPECTED, step_s=4.9, error=0.0), 4: EXPECTED},
 )
 OWN_OOM = replace(BASELINE, outcome=Outcome.OOM, value=None, failure="out of memory", cause=OOM.format("9"))
 
@@ -64,7 +66,12 @@ def test_what_the_strategy_expected_is_the_prediction_and_says_whose_it_is(tmp_p
     predicted = trials[4]["predicted"]
     assert (predicted["step_s"], predicted["by"]) == (4.4, EXPECTED.by)
     assert predicted["memory_bytes"] > 0
-    assert "planner" in predicted["memory_by"] and trials[3]["predicted"]["by"] == predicted["memory_by"]
+    assert "planner" in predicted["memory_by"] and trials[1]["predicted"]["by"] == predicted["memory_by"]
+    ranges = [trials[number]["predicted"]["step_interval_90_s"] for number in (1, 3, 4)]
+    assert ranges[0][0] < trials[1]["predicted"]["step_s"] < ranges[0][1] and ranges[1] is None
+    assert ranges[2] == pytest.approx((4.4 / 1.0857, 4.4 * 1.0857), rel=1e-3), "1.645 standard errors to each side"
+    low, high = predicted["memory_interval_90_bytes"]
+    assert low < predicted["memory_bytes"] < high
 
 
 def test_a_preset_that_plans_by_itself_predicts_its_trials(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def served(
 
 
 @contextmanager
-def serving_of(studies: StudyIndex, token: str | None = None, port: int = 0, look_s: float = 0.05) -> Iterator[Client]:
+def serving_of(
+    studies: StudyIndex | None, token: str | None = None, port: int = 0, look_s: float = 0.05
+) -> Iterator[Client]:
     server = LiveServer(studies, "127.0.0.1", port, token, look_s)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

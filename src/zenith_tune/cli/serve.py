@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--socket", "socket_path", type=click.Path(path_type=Path), metavar="PATH",
               help="Listen on a Unix socket that only you may use, instead of a port.")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@click.option("--planner", is_flag=True, help="Serve a page to plan on instead, which needs no study.")
 @study_place
 @debug_option
 @click.argument("study", metavar="[STUDY]", required=False)
@@ -39,28 +40,35 @@ def serve(study: str | None, **options: Any) -> int:
     \b
     zenithtune serve
     zenithtune serve megatron-20260801-120000 --port 8123
+    zenithtune serve --planner
     """
     from zenith_tune.serve.access import checked_token
 
+    if options["planner"] and (study or options["db"] or options["output_dir"]):
+        raise UsageError("--planner shows no study", hint="leave the study out")
     socket_path = options["socket_path"]
     token = checked_token(options["token"]) if socket_path is None else None
     from zenith_tune.serve.server import LiveServer
     from zenith_tune.serve.study_index import StudyIndex
 
-    studies = StudyIndex.open(study, db=options["db"], output_dir=options["output_dir"])
+    place = {name: options[name] for name in ("db", "output_dir")}
+    studies = None if options["planner"] else StudyIndex.open(study, **place)
     server = LiveServer(studies, options["host"], options["port"], token, socket_path=socket_path)
-    click.echo(f"serving study {study or studies.names()[0]}: {server.address}")
+    shown = "the planner" if studies is None else f"study {study or studies.names()[0]}"
+    click.echo(f"serving {shown}: {server.address}")
     if socket_path is not None:
         click.echo(f"from your own machine: ssh -L 8123:{socket_path.absolute()} HOST, then http://localhost:8123/")
     elif not server.is_local:
-        click.echo("whoever has this address can watch, pause and cancel; it is not encrypted")
-    click.echo("Ctrl-C stops the page, not the study")
+        can = "plan" if studies is None else "watch, pause and cancel"
+        click.echo(f"whoever has this address can {can}; it is not encrypted")
+    click.echo("Ctrl-C stops the page" if studies is None else "Ctrl-C stops the page, not the study")
     if options["opens"]:
         import webbrowser
 
         # Some browsers are waited for, and wait for the page themselves.
         threading.Thread(target=webbrowser.open, args=[server.address], daemon=True).start()
-    threading.Thread(target=_read_ahead, args=[studies], daemon=True).start()
+    if studies is not None:
+        threading.Thread(target=_read_ahead, args=[studies], daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         server.serve_forever(poll_interval=0.2)

@@ -19,7 +19,8 @@ from zenith_tune.layouts.layout import SCHEDULES, Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.planner.plan import PlannedLayout
 
-MAX_BARS = 1000
+MOST_SHOWN = 12
+"""Micro-batches of a timeline, unless its stages need more to be busy."""
 ONCE = ("dp", "optimizer")
 """Parts of a step that come after the last micro-batch."""
 
@@ -136,8 +137,7 @@ def _turn(k: int, p: int, v: int) -> tuple[int, int]:
 
 
 def _shown(layout: Layout) -> int:
-    most = max(MAX_BARS // (2 * layout.pp * layout.vp), 2 * layout.pp if layout.vp == 1 else layout.pp)
-    shown = min(layout.num_micro_batches, most)
+    shown = min(layout.num_micro_batches, max(MOST_SHOWN, 2 * layout.pp if layout.vp == 1 else layout.pp))
     return shown if layout.vp == 1 or shown < layout.pp else shown - shown % layout.pp
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 
 from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
@@ -17,6 +17,7 @@ from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPre
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
 from zenith_tune.report.command_diff import command_diff
+from zenith_tune.report.next_experiments import next_experiments
 from zenith_tune.report.search_digest import best_so_far, search_object
 from zenith_tune.report.trial_digest import best_layout_object, finite, needed_memory, predicted_object, resolved_args
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
@@ -30,6 +31,8 @@ _FIELDS = (
     *("speedup", "low", "high", "is_confirmed", "is_clear", "ties"),
     *("memory_share", "safer", "cost", "pays_after_hours"),
 )
+_LEAST_SPEEDUP = 0.005
+"""The least factor beside 1 that is a step of a waterfall."""
 
 
 def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: float | None) -> Json:
@@ -37,13 +40,26 @@ def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: flo
     planner = preset.planner
     num_gpus = planner.cluster.num_gpus if planner is not None else whole(view.header.args.get("n_gpus", ""))
     values = verdict_object(view, num_gpus or 1, capacity_bytes)
+    changes = [Change(**change) for change in values.get("changes", ())]
     return {
         "headline": headline(view),
+        "summary": values.get("headline") or values.get("sentence", ""),
         **{name: finite(values.get(name)) for name in _FIELDS},
-        "changes": changes_text(Change(**change) for change in values.get("changes", ())),
+        "changes": changes_text(changes),
+        "gains": _gains(values, changes),
         "gpu_hours": finite(values.get("gpu_hours")) if num_gpus else None,
         "num_gpus": num_gpus,
     }
+
+
+def _gains(values: Json, changes: list[Change]) -> list[Json]:
+    """Return what the layout and each group of levers brought, in order; nothing where levers brought nothing."""
+    groups = values.get("lever_gains", ())
+    levers = {name.partition("=")[0] for group in groups for name in group["levers"]}
+    layout = changes_text(replace(change, speedup=None) for change in changes if change.name not in levers)
+    gains = [(layout or "layout", values.get("layout_speedup"))] if groups else []
+    gains += [(" + ".join(group["levers"]), group["speedup"]) for group in groups]
+    return [{"name": name, "speedup": speedup} for name, speedup in gains if abs((speedup or 1.0) - 1) > _LEAST_SPEEDUP]
 
 
 def verdict_object(view: StudyView, num_gpus: int = 1, capacity_bytes: float | None = None) -> Json:
@@ -153,8 +169,10 @@ class StudyDigest:
             "trials": trials,
             "failures": failure_groups(trials),
             "standing": standing_object(view, preset, capacity_bytes),
+            "steps": _steps(view, planned),
             **search_object(view),
-            **self._of_best(view, planned),
+            **(of_best := self._of_best(view, planned)),
+            "next": next_experiments(view, of_best["doctor"]),
         }
 
     def preset(self, view: StudyView) -> RestoredPreset:
@@ -189,6 +207,22 @@ class StudyDigest:
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})
         return self._best[1]
+
+
+def _steps(view: StudyView, planned: Mapping[int, PlannedLayout]) -> list[Json]:
+    """Return the steps of the user's own command and of the fastest trial, divided as planned; none without both."""
+    runs = [("yours", view.study.baseline), ("best", view.study.fastest)]
+    known = [(name, run, run.step_s, planned[run.number]) for name, run in runs if run and run.number in planned]
+    steps = [
+        {
+            "name": name,
+            "number": run.number,
+            "parts_s": {part: seconds * step_s / plan.step_s for part, seconds in plan.time_parts.items() if seconds},
+        }
+        for name, run, step_s, plan in known
+        if step_s
+    ]
+    return steps if len({step["number"] for step in steps}) == len(runs) else []
 
 
 def failure_groups(trials: Iterable[Json]) -> list[Json]:

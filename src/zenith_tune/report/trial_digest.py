@@ -18,7 +18,10 @@ from zenith_tune.planner.planner import Planner
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.study.files import Json
+from zenith_tune.study.precision import TO_90
 from zenith_tune.study.trial import Prediction
+
+PLANNER = "the planner"
 
 
 def needed_memory(trials: Iterable[Json], capacity_bytes: float | None) -> dict[int, Json]:
@@ -44,15 +47,24 @@ def predicted_object(planned: PlannedLayout | None, *others: Prediction | None) 
     """Return the first prediction there is, with the planner's other figures; None where there is none."""
     known = [each for each in others if each is not None]
     if planned is not None:
-        known.append(Prediction(step_s=planned.step_s, memory_bytes=planned.memory_bytes, by="the planner"))
+        known.append(Prediction(step_s=planned.step_s, memory_bytes=planned.memory_bytes, by=PLANNER))
     if not known:
         return None
-    memory = next((each for each in known if each.memory_bytes is not None), None)
+    first, memory = known[0], next((each for each in known if each.memory_bytes is not None), None)
+    within = math.exp(TO_90 * first.error)
+    step_interval_s = (first.step_s / within, first.step_s * within) if within > 1 else None
+    memory_interval_bytes = None
+    if planned is not None and first.by == PLANNER:
+        step_interval_s = planned.step_interval_s
+    if planned is not None and memory is not None and memory.by == PLANNER:
+        memory_interval_bytes = planned.memory_interval_bytes
     return {
         "name": planned.name if planned is not None else None,
-        "step_s": known[0].step_s,
-        "by": known[0].by,
+        "step_s": first.step_s,
+        "step_interval_90_s": step_interval_s,
+        "by": first.by,
         "memory_bytes": memory.memory_bytes if memory is not None else None,
+        "memory_interval_90_bytes": memory_interval_bytes,
         "memory_by": memory.by if memory is not None else None,
         "oom_probability": planned.oom_probability if planned is not None else None,
     }

@@ -100,10 +100,13 @@ class Request:
         """The path alone."""
         return self._split()[0]
 
+    def arguments(self) -> dict[str, str]:
+        """Return the values of the query."""
+        return {name: found[-1] for name, found in parse_qs(self._split()[1]).items()}
+
     def argument(self, name: str) -> str | None:
         """Return a value of the query."""
-        found = parse_qs(self._split()[1]).get(name)
-        return found[-1] if found else None
+        return self.arguments().get(name)
 
     def _split(self) -> tuple[str, str]:
         try:

@@ -30,6 +30,7 @@ from zenith_tune.serve.answer import (
     security_headers,
 )
 from zenith_tune.serve.live_study import LOOK_S
+from zenith_tune.serve.planner import PlannerRoutes
 from zenith_tune.serve.routes import Request, Routes, Watching
 from zenith_tune.serve.study_index import StudyIndex
 
@@ -163,7 +164,7 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 
 
 
 class LiveServer(ThreadingHTTPServer):
-    """A server of the studies of an index."""
+    """A server of the studies of an index, or of the planner where there is none."""
 
     daemon_threads = True
     block_on_close = False
@@ -171,7 +172,7 @@ class LiveServer(ThreadingHTTPServer):
 
     def __init__(
         self,
-        studies: StudyIndex,
+        studies: StudyIndex | None,
         host: str,
         port: int,
         token: str | None,
@@ -195,7 +196,7 @@ class LiveServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             raise _unusable(self._host, port, error, socket_path) from error
         self.access = Access(token, self.port)
-        self.routes = Routes(studies, self.access)
+        self.routes = PlannerRoutes(self.access) if studies is None else Routes(studies, self.access)
 
     @property
     def port(self) -> int:

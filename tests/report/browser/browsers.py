@@ -90,6 +90,10 @@ class Browser:
         chain = ActionChains(self.driver).move_to_element_with_offset(element, round(start * width), 0)
         chain.click_and_hold().move_by_offset(round((end - start) * width), 40).release().perform()
 
+    def tab(self, name: str) -> None:
+        """Open a tab of the page, as a reader would."""
+        self.click(f"#tab-{name}")
+
     def press(self, *keys: str) -> None:
         """Press keys, wherever the focus is."""
         for key in keys:

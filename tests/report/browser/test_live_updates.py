@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.browser.browsers import Browser
+from tests.report.browser.browsers import DESKTOP, Browser
 from tests.report.browser.pages import data
 
 pytestmark = pytest.mark.slow
@@ -25,18 +25,27 @@ def test_new_data_is_drawn_and_what_was_chosen_stays(browser: Browser, tmp_path:
     browser.open(tmp_path, data("running"))
     browser.click("[data-key=trials-sort-value]")
     browser.click("[data-key=trials-row-1]")
+    browser.tab("Trials")
     browser.one("[data-key=trials-filter]").send_keys("mbs1")
-    browser.run("document.querySelector('#parallel').scrollIntoView({behavior: 'instant'})")
-    at = browser.run(f"return {READ}.getBoundingClientRect().top")
     browser.run("zenithtune.update(arguments[0])", data("study"))
     assert browser.count("#plot-progress .mark") == 10
     assert browser.text("#winner") == "TP2 PP2 mbs1 full"
+    assert browser.one("#panel-Trials").get_attribute("hidden") is None, "another tab was opened"
     assert browser.one("#running").get_attribute("hidden") is not None
     assert browser.count("#trials-detail-1") == 1
     assert [text.split()[-1] for text in browser.texts("#table-trials tr.row td:first-child")] == ["4", "8", "3", "1"]
     assert browser.one("[data-key=trials-filter]").get_attribute("value") == "mbs1"
     assert browser.focused() == "trials-filter"
     assert browser.run("return document.activeElement.selectionStart") == 4
+
+
+def test_what_is_read_stays_where_it_is(browser: Browser, tmp_path: Path) -> None:
+    browser.open(tmp_path, data("running"))
+    browser.resize(DESKTOP, 300)
+    browser.tab("Plots")
+    browser.run(f"{READ}.scrollIntoView({{behavior: 'instant'}})")
+    at = browser.run(f"return {READ}.getBoundingClientRect().top")
+    browser.run("zenithtune.update(arguments[0])", data("study"))
     assert browser.run(f"return {READ}.getBoundingClientRect().top") == pytest.approx(at, abs=1)
 
 

@@ -81,7 +81,7 @@ def test_no_trial_out_of_memory_stands_among_those_that_fit(page: Browser) -> No
 
 def test_legends_name_the_marks_that_are_there_and_no_others(page: Browser, browser: Browser, tmp_path: Path) -> None:
     assert keys(page, "progress") == ["best-line", "best ok", "base ok", "ok", "oom", "cancelled"]
-    assert keys(page, "memory") == ["best ok", "ok", "oom", "oom least"]
+    assert keys(page, "memory") == ["best ok", "ok", "oom", "oom least"], "one that beats all is no line"
     for section in ("progress", "memory"):
         names = page.texts(f"#{section} .legend li")
         assert all(names) and len(set(names)) == len(names) == len(keys(page, section))
@@ -89,7 +89,8 @@ def test_legends_name_the_marks_that_are_there_and_no_others(page: Browser, brow
     assert len(set(looks)) == len(looks) == 6
     browser.open(tmp_path, data("one"))
     assert keys(browser, "progress") == ["best-line", "best ok", "base ok"]
-    assert keys(browser, "memory") == ["best ok"]
+    browser.open(tmp_path, data("own"))
+    assert keys(browser, "memory") == ["ok"]
     assert browser.count("#plot-memory path.oom") == 0
 
 
@@ -101,12 +102,15 @@ def test_a_cell_that_was_only_cancelled_is_not_one_that_failed(page: Browser) ->
     )
     assert (page.count("#plot-heat .cell.failed"), page.count("#plot-heat .cell.stopped")) == (3, 1)
     assert "fail" in page.text("#heat figcaption") and "cancel" in page.text("#heat figcaption")
-    page.run("zenithtune.update(arguments[0])", data("own"))
+    content = data("study")
+    content["trials"] = [trial for trial in content["trials"] if trial["value"] is not None]
+    page.run("zenithtune.update(arguments[0])", content)
     assert "fail" not in page.text("#heat figcaption") and "cancel" not in page.text("#heat figcaption")
 
 
 def test_the_curve_begins_at_the_own_command_and_ends_at_the_fastest(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("study"))
+    browser.tab("Plots")
     line = browser.run("return document.querySelector('#plot-progress .best-line').getBoundingClientRect()")
     own, best = (
         browser.run("return document.querySelector(arguments[0]).getBoundingClientRect()", f"#plot-progress .{kind}")
@@ -119,22 +123,27 @@ def test_the_curve_begins_at_the_own_command_and_ends_at_the_fastest(browser: Br
 
 def test_where_the_own_command_is_the_fastest_it_alone_is_marked(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("own"))
+    browser.tab("Plots")
     assert "own command" in browser.text("h1")
     assert browser.count("#plot-progress rect.base.best") == 1 == browser.count("#plot-progress .best")
     line = browser.run("return document.querySelector('#plot-progress .best-line').getBoundingClientRect()")
     assert line["height"] == pytest.approx(0, abs=1.5)
     (own,) = (trial["label"] for trial in data("own")["trials"] if trial["is_baseline"])
     assert browser.texts("#table-trials tr.best td:nth-child(2)") == [own]
+    content = {**data("study"), "fastest_is_baseline": True}
+    browser.open(tmp_path, content)
     assert browser.count("#plot-parallel .thread.best") == 0
     assert "fastest" in browser.text("#parallel figcaption") and "thread best" not in keys(browser, "parallel")
 
 
 def test_trials_stand_at_their_numbers_and_ticks_are_whole(browser: Browser, tmp_path: Path) -> None:
     browser.open(tmp_path, data("one"))
+    browser.tab("Plots")
     assert list(ticks(browser, "progress")) == [0, 1]
     content = data("study")
     content["trials"] = [trial for trial in content["trials"] if trial["number"] not in (1, 2, 6)]
     browser.open(tmp_path, content)
+    browser.tab("Plots")
     shown = middle(browser, "#plot-progress .mark")
     assert shown == pytest.approx([at(browser, "progress", each["number"]) for each in content["trials"]], abs=1.5)
     browser.open(tmp_path, {**data("compare")})
@@ -145,8 +154,9 @@ def test_the_plot_of_a_plan_that_is_off_says_by_how_much_and_is_filled(browser: 
     content: dict[str, Any] = data("study")
     for trial in content["trials"]:
         if trial["predicted"] and trial["step_s"]:
-            trial["predicted"]["step_s"] = trial["step_s"] / 1.9
+            trial["predicted"] |= {"step_s": trial["step_s"] / 1.9, "step_interval_90_s": None}
     browser.open(tmp_path, content)
+    browser.tab("Plots")
     assert "1.90×" in browser.text("#predicted figcaption") and "1.90×" in browser.text("#predicted .legend")
     assert "median-line" in keys(browser, "predicted") and "rule" not in keys(browser, "predicted")
     points = middle(browser, "#plot-predicted circle.mark")

@@ -45,7 +45,7 @@ def test_another_batch_is_noted_at_the_gain_and_at_the_table(browser: Browser, t
 def test_an_own_command_that_failed_is_in_the_headline(browser: Browser, tmp_path: Path) -> None:
     study = digest_of(recorded(tmp_path / "out", [OWN_OOM, ok(2, 2, 1, 61_000.0), TRIALS[2]]))
     browser.open(tmp_path, study)
-    assert browser.texts("#headline .tile b")[0] == "oom"
+    assert browser.texts("#headline .tile b")[0] == "61,000"
     assert browser.texts("#headline .tile.lead") == []
     assert "out of memory" in browser.text("#headline .own-failure")
     assert "torch.OutOf" in browser.text("#headline .own-failure")

@@ -29,8 +29,9 @@ def numbers(page: Browser) -> list[str]:
 def test_the_headline_is_the_gain_how_sure_it_is_the_best_layout_its_command_and_what_it_cost(page: Browser) -> None:
     standing = data("study")["standing"]
     assert "1.22" in page.text("h1") and page.text("#winner") == "TP2 PP2 mbs1 full"
+    assert f"{standing['low']:.2f}× to {standing['high']:.2f}×" in page.text("#verdict")
     gain, *others = page.texts("#headline .tile")
-    assert "+22.0%" in gain and f"{standing['low']:.2f}" in gain and f"{standing['high']:.2f}" in gain
+    assert "+22.0%" in gain and "50,000 to 61,000" in gain and len(others) == 3
     assert any(f"{standing['memory_share']:.0%}" in tile for tile in others)
     assert any(f"{standing['gpu_hours']:.2g}" in tile for tile in others)
     assert page.texts("#ties button") == [f"#{number}" for number in standing["ties"]]
@@ -62,6 +63,7 @@ def test_the_table_sorts_both_ways_and_says_so(page: Browser) -> None:
 
 
 def test_the_table_filters_by_words_and_by_state(page: Browser) -> None:
+    page.tab("Trials")
     page.one("[data-key=trials-filter]").send_keys("tp2 ")
     assert numbers(page) == ["3", "4", "5"]
     page.click("[data-key=trials-only-oom]")
@@ -82,7 +84,7 @@ def test_a_row_opens_to_all_that_is_known_of_its_trial(page: Browser) -> None:
 
 def test_a_click_on_a_mark_or_a_failure_opens_its_trial(page: Browser) -> None:
     page.run("document.querySelector('#plot-memory path.oom').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    assert page.count("#trials-detail-2") == 1
+    assert page.count("#trials-detail-2") == 1 and page.focused() == "trials-row-2"
     page.click("#failures [aria-label='Open trial 7']")
     assert page.count("#trials-detail-7") == 1 and page.focused() == "trials-row-7"
 
@@ -111,19 +113,23 @@ def test_all_can_be_done_with_the_keyboard(page: Browser) -> None:
     assert page.run("return document.activeElement.className") == "skip"
     page.press(TAB)
     assert page.focused() == "theme"
-    seen = []
-    for _ in range(90):
-        page.press(TAB)
-        seen.append(page.focused())
-        if seen[-1] == "trials-row-0":
-            break
-    wanted = ["copy-best", "plot-progress", "plot-memory", "heat-x", "plot-heat", "plot-parallel", "trials-filter"]
+    seen: list[str] = []
+    for tab in ("Result", "Plots", "Trials"):
+        page.tab(tab)
+        page.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
+        while seen[-1:] not in (["BODY"], ["trials-row-0"]):
+            page.press(TAB)
+            seen.append(page.focused())
+        seen.append(tab)
+    wanted = ["copy-best", "plot-memory", "Result", "plot-progress", "heat-x", "plot-heat", "plot-parallel", "Plots"]
+    wanted += ["trials-filter", "trials-row-0"]
     assert [key for key in seen if key in wanted] == wanted
     page.press(ENTER)
     assert page.count("#trials-detail-0") == 1 and page.focused() == "trials-row-0"
 
 
 def test_arrow_keys_go_through_a_plot_and_enter_opens_the_trial(page: Browser) -> None:
+    page.tab("Plots")
     page.run("document.querySelector('#plot-progress').focus()")
     page.press(RIGHT, RIGHT)
     assert page.text("#live").startswith("trial 1: mbs1 full")
@@ -166,8 +172,10 @@ def test_the_theme_can_be_turned_and_is_remembered(page: Browser) -> None:
 def test_no_width_needs_scrolling_sideways(browser: Browser, tmp_path: Path, width: int) -> None:
     browser.open(tmp_path, data("study"), width=width)
     browser.click(f"[data-key=trials-row-{BEST}]")
-    assert browser.overflow() <= 0
     assert browser.count("svg.plot") == 9
-    browser.resize(1100 if width < 1100 else 375)
-    browser.driver.execute_async_script("setTimeout(arguments[0], 250)")
-    assert browser.overflow() <= 0
+    for other in (width, 1100 if width < 1100 else 375):
+        browser.resize(other)
+        browser.driver.execute_async_script("setTimeout(arguments[0], 250)")
+        for tab in browser.texts("[role=tab]"):
+            browser.tab(tab)
+            assert browser.overflow() <= 0, tab

@@ -181,7 +181,7 @@ def test_the_command_line_recognises_and_tunes_the_job(
     tmp_path: Path, zenithtune: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     write_config(tmp_path, CONFIG)
-    ran = zenithtune("optimize", "--no-baseline", "--", *TIGHT.split(), env={"PATH": os.environ["PATH"]})
+    ran = zenithtune("optimize", "-v", "--no-baseline", "--", *TIGHT.split(), env={"PATH": os.environ["PATH"]})
     assert ran.returncode == 0, ran.stderr
     assert "preset deepspeed" in ran.stdout and "ZeRO stages" in ran.stdout
     assert "best: trial 4, Z1 mbs8" in ran.stdout

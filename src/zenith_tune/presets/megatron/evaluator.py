@@ -114,7 +114,7 @@ class MegatronEvaluator(SpeedEvaluator):
         at = " and ".join(f"{name} {value}" for name, value in known.items() if value)
         caveat = ""
         if self.objective == "tokens_per_s" and self.seq is None:
-            caveat = " (samples/s unless the command or the log tells the sequence: give --seq 4096)"
+            caveat = " (samples/s unless the command or the log tells the sequence: give seq=4096)"
         return f"megatron {self.objective}{' at ' if at else ''}{at}{caveat}, {self.direction}"
 
     def _bare_rates(self, log: str) -> list[Step]:

@@ -31,6 +31,8 @@ class Proposal:
     index: int
     why: str
     expected_s: float
+    error: float = 0.0
+    """Relative standard error of the expected step; 0 where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,9 @@ class Acquisition:
     def taken(self, index: int) -> Proposal:
         """Return a proposal for a layout that has run without being picked."""
         self._closed[index] = True
-        return Proposal(index=index, why="", expected_s=math.exp(self.time.mean[index]))
+        return Proposal(
+            index=index, why="", expected_s=math.exp(self.time.mean[index]), error=float(self.time.sd[index])
+        )
 
     def done(self, index: int) -> None:
         """Count a trial as over; its measurements are observed separately."""
@@ -166,7 +170,7 @@ class Acquisition:
             what = "nothing has run yet, and this is the most likely to fit"
         fits_by = f"{self.memory.room[index]:.0%} chance {self._to_fit}"
         why = f"{what}: {_seconds(mean[index], sd[index])} per step, {fits_by}"
-        return Proposal(index=index, why=why, expected_s=math.exp(mean[index]))
+        return Proposal(index=index, why=why, expected_s=math.exp(mean[index]), error=float(sd[index]))
 
     def _next(self, mean: FloatArray, sd: FloatArray, open_: BoolArray) -> Proposal | None:
         saved, cost = self._worth(mean, sd)
@@ -174,7 +178,8 @@ class Acquisition:
         if not pays.any():
             return None
         index = int(np.argmax(np.where(pays, saved / cost, -1.0)))
-        return Proposal(index=index, why=self._reason(index, mean, sd), expected_s=math.exp(mean[index]))
+        why = self._reason(index, mean, sd)
+        return Proposal(index=index, why=why, expected_s=math.exp(mean[index]), error=float(sd[index]))
 
     def _worth(self, mean: FloatArray, sd: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the expected seconds of training that a trial of each layout saves, and those that it costs."""

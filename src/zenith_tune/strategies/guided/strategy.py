@@ -215,7 +215,7 @@ class _Search:
             rows=tuple(rows),
             lines=tuple(lines),
             predictions={
-                trial.number: Prediction(step_s=pick.expected_s, by=EXPECTED_BY)
+                trial.number: Prediction(step_s=pick.expected_s, error=pick.error, by=EXPECTED_BY)
                 for pick, trial, _ in every
                 if trial.number != NOT_RUN and math.isfinite(pick.expected_s)
             },

@@ -179,9 +179,8 @@ def test_a_dense_model_gets_no_expert_parallelism_and_one_note_of_it(tmp_path: P
 )
 def test_a_command_that_describes_a_dense_model_gets_no_expert_parallelism(command: str, is_dense: bool) -> None:
     preset = MegatronPreset(n_gpus=8, gbs=16)
-    num_notes = len(preset.notes(command))
     preset.bind(command)
-    assert len(preset.notes(command)) - num_notes == is_dense
+    assert any("has no experts" in note for note in preset.notes(command)) is is_dense
     assert preset.prune({**PLAIN, "tp": 2, "ep": 2}) is is_dense
 
 

@@ -1,5 +1,6 @@
 // The page: sections drawn from the data, drawn anew by `zenithtune.update(data)` without losing what was chosen.
 const SECTIONS = { study: STUDY_SECTIONS, plan: PLAN_SECTIONS, compare: COMPARE_SECTIONS, studies: LIST_SECTIONS };
+SECTIONS.planner = PLANNER_SECTIONS;
 const THEME = "zenithtune-theme";
 const HEADER_PX = 72; // what the head of the page lies over
 const state = { open: {}, tables: {} };
@@ -11,8 +12,10 @@ class Page {
     this.sections = SECTIONS[data.kind];
     this.nodes = new Map();
     this.spread = new Map(); // which sections take a whole row by themselves
+    this.tabs = [...new Set(this.sections.map((section) => section.tab))];
+    this.tab = this.tabs[0];
     this.top();
-    const grid = el("div", { class: "grid" });
+    this.panels = this.tabs.map((name) => el("div", { class: "grid", id: `panel-${name}` }));
     for (const section of this.sections) {
       const node = el("section", {
         class: `card${section.wide ? " wide" : ""}`,
@@ -21,11 +24,66 @@ class Page {
         "aria-label": section.title ? null : "Result",
       });
       this.nodes.set(section.id, node);
-      grid.append(node);
+      this.panels[this.tabs.indexOf(section.tab)].append(node);
     }
-    this.jump = el("nav", { class: "jump", "aria-label": "Sections" });
-    byId("main").replaceChildren(this.jump, grid);
+    byId("main").replaceChildren(...(this.tabs.length > 1 ? [this.tabList()] : []), ...this.panels);
     this.drawAll();
+    this.follow();
+  }
+
+  tabList() {
+    const steps = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+    this.buttons = this.tabs.map((name, index) => {
+      this.panels[index].setAttribute("role", "tabpanel");
+      this.panels[index].setAttribute("aria-labelledby", `tab-${name}`);
+      return el(
+        "button",
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${name}`,
+          "data-key": `tab-${name}`,
+          "aria-controls": `panel-${name}`,
+          onclick: () => {
+            this.open(name);
+            history.replaceState(null, "", `#${name.toLowerCase()}`);
+          },
+          onkeydown: (event) => {
+            if (!steps[event.key]) return;
+            event.preventDefault();
+            const shown = this.buttons.filter((button) => !button.hidden);
+            const at = shown.indexOf(event.currentTarget) + steps[event.key];
+            const next = shown[Math.max(0, Math.min(shown.length - 1, at))];
+            next.click();
+            next.focus();
+          },
+        },
+        name,
+      );
+    });
+    return el("div", { class: "tabs", role: "tablist", "aria-label": "Parts of the page" }, this.buttons);
+  }
+
+  open(name) {
+    if (!this.buttons) return;
+    const isEmpty = this.panels.map((panel) => [...panel.children].every((node) => node.hidden));
+    this.tab = isEmpty[this.tabs.indexOf(name)] ? this.tabs[0] : name;
+    this.tabs.forEach((each, index) => {
+      const isOpen = each === this.tab;
+      this.panels[index].hidden = !isOpen;
+      this.buttons[index].hidden = isEmpty[index];
+      this.buttons[index].setAttribute("aria-selected", String(isOpen));
+      this.buttons[index].tabIndex = isOpen ? 0 : -1;
+    });
+  }
+
+  // A link names a tab or a section.
+  follow() {
+    const name = location.hash.slice(1);
+    const tab = this.tabs.find((each) => each?.toLowerCase() === name);
+    const section = this.sections.find((each) => each.id === name);
+    if (tab || section) this.open(tab || section.tab);
+    if (section && !tab) this.nodes.get(name).scrollIntoView();
   }
 
   update(data) {
@@ -48,16 +106,13 @@ class Page {
   }
 
   drawAll() {
-    // All widths first: to ask for one between two sections would lay out the whole page each time.
+    // All widths first, of the hidden too: to ask for one between two sections would lay out the whole page each time.
+    for (const panel of this.panels) panel.hidden = false;
     const widths = this.sections.map((section) => this.width(section));
     this.unshown = new Map();
     this.sections.forEach((section, index) => this.draw(section, widths[index]));
     for (const section of this.fill()) this.draw(section);
-    this.jump.replaceChildren(
-      ...this.sections
-        .filter((section) => section.title && !section.collects && !this.nodes.get(section.id).hidden)
-        .map((section) => el("a", { href: `#${section.id}` }, section.title)),
-    );
+    this.open(this.tab);
     document.title = tabTitle(this.data);
     byId("foot").replaceChildren(
       el(
@@ -112,7 +167,9 @@ class Page {
     const changed = [];
     let isBeside = false;
     shown.forEach((section, index) => {
-      const [own, next] = [section, shown[index + 1]].map((each) => !each || this.spread.get(each.id));
+      const isLone = (each) => !each || each.tab !== section.tab || this.spread.get(each.id);
+      const [own, next] = [section, shown[index + 1]].map(isLone);
+      if (shown[index - 1]?.tab !== section.tab) isBeside = false;
       const isWide = own || (!isBeside && next);
       isBeside = !isWide && !isBeside;
       const { classList } = this.nodes.get(section.id);
@@ -192,5 +249,7 @@ window.addEventListener("resize", () => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTip();
 });
+window.addEventListener("hashchange", () => page.follow());
 page = new Page(JSON.parse(byId("data").textContent));
 window.zenithtune = { update: (data) => page.update(data) };
+if (page.data.kind === "planner") askPlanner(page.data);

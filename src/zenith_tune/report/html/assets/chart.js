@@ -109,18 +109,26 @@ class Chart {
         svg("text", { x: this.x(tick), y: bottom + 16, "text-anchor": "middle" }, text(tick)),
       );
     }
-    this.add(
-      svg(
-        "text",
-        {
-          class: "axis-name",
-          x: (this.box.left + Math.min(this.box.right, this.room)) / 2,
-          y: bottom + 34,
-          "text-anchor": "middle",
-        },
-        name,
-      ),
-    );
+    this.nameX(name, bottom + 34);
+  }
+
+  nameX(name, y) {
+    const x = (this.box.left + Math.min(this.box.right, this.room)) / 2;
+    this.add(svg("text", { class: "axis-name", x, y, "text-anchor": "middle" }, name));
+  }
+
+  nameY(name) {
+    const y = (this.box.top + this.box.bottom) / 2;
+    const turned = { transform: `rotate(-90 13 ${y})`, "text-anchor": "middle" };
+    this.add(svg("text", { class: "axis-name", x: 13, y, ...turned }, name));
+  }
+
+  // What stands left of a row, in one line or several.
+  nameRow(lines, middle, kind = null) {
+    const x = this.box.left - 8;
+    const y = middle + 4 - 7 * (lines.length - 1);
+    const line = (text, index) => svg("tspan", { x, dy: index ? 14 : 0 }, text);
+    this.add(svg("text", { class: kind, x, y, "text-anchor": "end" }, lines.map(line)));
   }
 
   axisY(domain, name, { text = (value) => format.value(value) } = {}) {
@@ -131,14 +139,7 @@ class Chart {
         svg("text", { x: this.box.left - 8, y: this.y(tick) + 4, "text-anchor": "end" }, text(tick)),
       );
     }
-    const middle = (this.box.top + this.box.bottom) / 2;
-    this.add(
-      svg(
-        "text",
-        { class: "axis-name", x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})` },
-        name,
-      ),
-    );
+    this.nameY(name);
   }
 
   add(...nodes) {

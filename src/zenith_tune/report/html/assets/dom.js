@@ -119,7 +119,10 @@ function commandBox(text, label, key) {
       button.classList.remove("done");
     }, 1800);
   });
-  return el("div", { class: "command" }, el("pre", { tabindex: "0", "aria-label": label }, wholeWords(text)), button);
+  const box = el("div", { class: "command" }, el("pre", { tabindex: "0", "aria-label": label }, wholeWords(text)), button);
+  return text.includes("***")
+    ? [box, el("p", { class: "note" }, "Put your secrets back in place of *** before you run it.")]
+    : box;
 }
 
 function plainTable(columns, rows, label) {
@@ -131,28 +134,16 @@ function plainTable(columns, rows, label) {
     );
   });
   const kind = (index) => (isText[index] ? "text" : "num");
+  const head = columns.map((name, index) => el("th", { scope: "col", class: kind(index) }, name));
+  const line = (row) => row.map((cell, index) => el("td", { class: kind(index) }, cell));
   return el(
     "table",
     { "aria-label": label },
-    el(
-      "thead",
-      null,
-      el(
-        "tr",
-        null,
-        columns.map((name, index) => el("th", { scope: "col", class: kind(index) }, name)),
-      ),
-    ),
+    el("thead", null, el("tr", null, head)),
     el(
       "tbody",
       null,
-      rows.map((row) =>
-        el(
-          "tr",
-          null,
-          row.map((cell, index) => el("td", { class: kind(index) }, cell)),
-        ),
-      ),
+      rows.map((row) => el("tr", null, line(row))),
     ),
   );
 }

@@ -22,7 +22,7 @@ const TIME_NAMES = {
   p2p: "PP messages",
   dp: "DP",
   optimizer: "optimizer",
-  overhead: "overhead",
+  overhead: "host",
   memory: "full memory",
 };
 
@@ -59,13 +59,7 @@ function stackedBars(
   chart.axisX([0, Math.max(...rows.map(total), limit || 0) * 1.04], unit, { text: (value) => text(value, true) });
   rows.forEach((row, index) => {
     const y = chart.box.top + index * (tall + 6) + 3;
-    chart.add(
-      svg(
-        "text",
-        { x: chart.box.left - 8, y: y + tall / 2 + 4, "text-anchor": "end" },
-        format.short(row.name, Math.floor(left / 6.9)),
-      ),
-    );
+    chart.nameRow([format.short(row.name, Math.floor(left / 6.9))], y + tall / 2);
     let from = 0;
     for (const name of parts) {
       const part = Math.max(row.parts[name] || 0, 0);
@@ -150,7 +144,6 @@ function timePlot(layouts, width) {
 
 function timelinePlot(data, width) {
   const line = data.best_layout?.timeline;
-  if (!data.best_layout) return null;
   if (!line) return null;
   const tall = Math.max(14, Math.min(30, 420 / line.num_stages));
   const end = Math.max(...line.bars.map((bar) => bar[5])) + line.tail_s;
@@ -166,15 +159,8 @@ function timelinePlot(data, width) {
   });
   chart.axisX([0, end], "seconds");
   const named = Math.max(1, Math.ceil(line.num_stages / 24));
-  for (let stage = 0; stage < line.num_stages; stage += named) {
-    chart.add(
-      svg(
-        "text",
-        { x: chart.box.left - 8, y: chart.box.top + (stage + 0.5) * tall + 4, "text-anchor": "end" },
-        `stage ${stage}`,
-      ),
-    );
-  }
+  for (let stage = 0; stage < line.num_stages; stage += named)
+    chart.nameRow([`stage ${stage}`], chart.box.top + (stage + 0.5) * tall);
   for (const [stage, chunk, micro, isForward, start, stop] of line.bars) {
     const node = svg("rect", {
       class: `${isForward ? "forward" : "backward"}${chunk % 2 ? " odd" : ""}`,

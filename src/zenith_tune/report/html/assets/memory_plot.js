@@ -7,6 +7,7 @@ function memoryPlot(data, width, redraw) {
   const good = data.trials.filter((trial) => trial.value !== null && isNumber(trial.memory_bytes));
   const out = data.trials.filter((trial) => trial.needed);
   if (!good.length) return { empty: "No log says how much memory a trial took." };
+  if (good.length + out.length < 2) return { empty: "One run alone says how much memory it took." };
   const placed = out.filter((trial) => isNumber(trial.needed.bytes));
   const took = Math.max(...good.map((trial) => trial.memory_bytes));
   const limit = data.capacity_bytes || (placed.length ? took : null);
@@ -22,6 +23,8 @@ function memoryPlot(data, width, redraw) {
   chart.axisY(zoom.y([low - (high - low) * 0.14, high]), data.unit || "value");
   if (limit && zoom.holds(limit / GIB))
     drawLimit(chart, limit, data.capacity_bytes ? `GPU ${format.bytes(limit)}` : "");
+  const front = frontier(data, good).map((trial) => [trial.memory_bytes / GIB, trial.value]);
+  if (front.length > 1) chart.steps(front, "front-line", front.at(-1)[0]);
   const isSeen = (trial) => zoom.holds(trial.memory_bytes / GIB, trial.value);
   for (const trial of good.filter(isSeen))
     chart.point(
@@ -49,9 +52,10 @@ function memoryPlot(data, width, redraw) {
   ].filter(Boolean);
   return {
     body: figure("memory", chart, {
-      caption: notes.length ? `${notes.join("; ")}.` : "Each mark is a trial; up and to the left is better.",
+      caption: notes.length ? `${notes.join("; ")}.` : `${front.length > 1 ? "No trial beats those on the line in both" : "Each mark is a trial"}; ${data.direction === "minimize" ? "down" : "up"} and to the left is better.`,
       keys: [
         ...trialKeys(data, good),
+        front.length > 1 ? ["frontier", lineSwatch("front-line")] : null,
         exact.length ? ["out of memory: needed", swatch("oom")] : null,
         least.length ? ["out of memory: needed at least", swatch("oom least")] : null,
       ].filter(Boolean),
@@ -68,6 +72,14 @@ function memoryPlot(data, width, redraw) {
       ],
     }),
   };
+}
+
+// The trials that no other beats in both, those of the least memory first.
+function frontier(data, trials) {
+  const kept = [];
+  for (const trial of [...trials].sort((a, b) => a.memory_bytes - b.memory_bytes || (better(data)(a.value, b.value) ? -1 : 1)))
+    if (!kept.length || better(data)(trial.value, kept.at(-1).value)) kept.push(trial);
+  return kept;
 }
 
 const neededWords = (trial) =>

@@ -26,9 +26,9 @@ function mostImportant(trials, names, most) {
 }
 
 // A name in lines of so many letters, broken where its words meet.
-function nameLines(name, letters) {
+function nameLines(name, letters, at = /(?=[/_ ])/) {
   const lines = [];
-  for (const part of name.split(/(?=[/_ ])/)) {
+  for (const part of name.split(at)) {
     if (lines.length && (lines.at(-1) + part).length <= letters) lines[lines.length - 1] += part;
     else lines.push(part);
   }
@@ -43,7 +43,7 @@ function valueColour(share) {
 function parallelPlot(data, width) {
   const trials = ended(data);
   const axes = data.parameters.filter((name) => orderedValues(trials, name).length > 1);
-  if (!axes.length || trials.length < 2) return { empty: TOO_FEW };
+  if (axes.length < 2) return { empty: TOO_FEW };
   if (!trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
   const [left, right] = [30, 64];
   const shown = mostImportant(trials, axes, Math.max(2, Math.floor((width - left - right) / AXIS_PX)));

@@ -4,7 +4,8 @@ function orderedValues(trials, name) {
   return values.sort((a, b) => (isNumber(a) && isNumber(b) ? a - b : String(a).localeCompare(String(b))));
 }
 const NONE_SUCCEEDED = "No trial has succeeded so far.";
-const TOO_FEW = "Too few trials differ to lay them side by side.";
+const TOO_FEW = "Fewer than two options differ between the trials.";
+const ONE_RUN = "There is one run so far.";
 const better = (data) => (data.direction === "minimize" ? (a, b) => a < b : (a, b) => a > b);
 const ended = (data) =>
   data.trials.filter(
@@ -14,43 +15,25 @@ const ended = (data) =>
 function heatMap(data, width, redraw) {
   const trials = ended(data);
   const names = data.parameters.filter((name) => orderedValues(trials, name).length > 0);
-  if (names.length < 2) return { empty: "There are no two parameters to lay out." };
   const varied = names.filter((name) => orderedValues(trials, name).length > 1);
-  if (!varied.length) return { empty: TOO_FEW };
+  if (varied.length < 2) return { empty: TOO_FEW };
   if (!trials.some((trial) => trial.value !== null)) return { empty: NONE_SUCCEEDED };
   const liked = ["tp", "pp", "ep", "mbs", "cp", "zero_stage", "zero", ...varied, ...names];
   const choose = (given, other) =>
     names.includes(given)
       ? given
-      : liked.find((name) => (varied.includes(name) || varied.length < 2) && names.includes(name) && name !== other);
+      : liked.find((name) => varied.includes(name) && name !== other);
   const x = choose(state.heatX, state.heatY);
   const y = choose(state.heatY === x ? null : state.heatY, x);
-  const controls = el(
-    "div",
-    { class: "controls" },
-    chooser(
-      "heat-x",
-      "across",
-      names.map((name) => [name, name]),
-      x,
-      (value) => {
-        if (value === y) state.heatY = x;
-        state.heatX = value;
-        redraw();
-      },
-    ),
-    chooser(
-      "heat-y",
-      "down",
-      names.map((name) => [name, name]),
-      y,
-      (value) => {
-        if (value === x) state.heatX = y;
-        state.heatY = value;
-        redraw();
-      },
-    ),
-  );
+  const options = names.map((name) => [name, name]);
+  // What the other axis has changes places with this one.
+  const choice = (key, label, chosen) =>
+    chooser(key, label, options, chosen, (value) => {
+      const now = key === "heat-x" ? [value, value === y ? x : y] : [value === x ? y : x, value];
+      [state.heatX, state.heatY] = now;
+      redraw();
+    });
+  const controls = el("div", { class: "controls" }, choice("heat-x", "across", x), choice("heat-y", "down", y));
   const [columns, rows] = [orderedValues(trials, x), orderedValues(trials, y)];
   const cells = new Map();
   for (const trial of trials) {
@@ -129,40 +112,12 @@ function drawCells(chart, data, { columns, rows, cells, x, y }) {
       ),
     ),
   );
+  const most = Math.max(4, Math.floor((chart.box.left - 30) / 6.6));
   rows.forEach((value, row) =>
-    chart.add(
-      svg(
-        "text",
-        { x: chart.box.left - 8, y: chart.box.top + (row + 0.5) * tall + 4, "text-anchor": "end" },
-        format.short(String(value), Math.max(4, Math.floor((chart.box.left - 30) / 6.6))),
-      ),
-    ),
+    chart.nameRow([format.short(String(value), most)], chart.box.top + (row + 0.5) * tall),
   );
-  chart.add(
-    svg(
-      "text",
-      {
-        class: "axis-name",
-        x: (chart.box.left + chart.box.right) / 2,
-        y: chart.box.bottom + 36,
-        "text-anchor": "middle",
-      },
-      format.short(x, 60),
-    ),
-  );
-  chart.add(
-    svg(
-      "text",
-      {
-        class: "axis-name",
-        x: 12,
-        y: (chart.box.top + chart.box.bottom) / 2,
-        "text-anchor": "middle",
-        transform: `rotate(-90 12 ${(chart.box.top + chart.box.bottom) / 2})`,
-      },
-      format.short(y, 30),
-    ),
-  );
+  chart.nameX(format.short(x, 60), chart.box.bottom + 36);
+  chart.nameY(format.short(y, 30));
   rows.forEach((rowValue, row) =>
     columns.forEach((columnValue, column) => {
       const cell = cells.get(`${column},${row}`);

@@ -1,14 +1,15 @@
-// The top of a study's page: what it comes to, the command, how sure, how full, what it cost; the causes where all failed.
+// The top of a study's page: the verdict, what changed, the command, before and after; the causes where all failed.
 const ownRun = (data) => data.trials.find((trial) => trial.is_baseline && trial.number === data.baseline);
 const times = (ratio) => `${ratio.toFixed(2)}×`;
 const hasFailed = (data) => data.failures.length > 0 && !data.trials.some((t) => !t.is_baseline && t.value !== null);
 
-function studyHeadline(data) {
+function studyHeadline(data, width) {
   const own = data.fastest_is_baseline;
   // What counts of a trial that ran again is its last run; its name and why it was picked are its first's.
   const best = data.trials.find((trial) => trial.number === fastestOf(data));
   const first = own ? best : data.trials.find((trial) => trial.number === data.best);
   const again = data.best_reruns.map((number) => called(data, number)).join(" and ");
+  const sentence = verdictSentence(data);
   return {
     body: el(
       "div",
@@ -20,22 +21,19 @@ function studyHeadline(data) {
       ),
       el("h1", null, data.standing.headline),
       first && !own ? el("p", { class: "winner", id: "winner" }, format.short(first.label, 160)) : null,
-      data.verdict
-        ? el("p", { class: "verdict" }, `${data.verdict.charAt(0).toUpperCase()}${data.verdict.slice(1)}.`)
-        : null,
+      sentence ? el("p", { class: "verdict", id: "verdict" }, sentence) : null,
       data.standing.changes ? el("p", { class: "verdict", id: "changes" }, `Changed: ${data.standing.changes}.`) : null,
       hasFailed(data) ? [el("h2", null, "Why they failed"), failureGroups(data)] : null,
       data.best_command ? commandBox(data.best_command, "the best command", "copy-best") : null,
-      data.best_command && data.best_command.includes("***")
-        ? el("p", { class: "note" }, "Put your secrets back in place of *** before you run it.")
-        : null,
-      el("div", { class: "tiles" }, resultTiles(data, best), costTiles(data)),
+      el("div", { class: "tiles" }, best ? resultTiles(data, best) : null, costTile(data)),
+      beforeAndAfter(data, width),
       otherChoices(data),
       ownNotes(data),
-      first && first.why ? el("p", { class: "note" }, `Picked because: ${first.why}`) : null,
       first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by a second run (${again}).`) : null,
-      data.diff.length
-        ? fold("diff", "What differs from your own command", () => logBox(data.diff, "What differs from your own command"))
+      data.verdict || first?.why
+        ? fold("verdict", "The verdict in full", () =>
+            el("div", null, el("p", null, sentenceOf(data.verdict)), first?.why ? el("p", null, `Picked because: ${first.why}`) : null),
+          )
         : null,
       fold("own", "Your own command and what was tuned", () =>
         el("div", null, commandBox(data.header.command, "your own command", "copy-own"), pairs(data.header.args)),
@@ -44,15 +42,75 @@ function studyHeadline(data) {
   };
 }
 
-function resultTiles(data, best) {
-  if (!best) return [gainTile(data, best)];
-  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}% (90%)` : "";
+const sentenceOf = (text) => (text ? `${text.charAt(0).toUpperCase()}${text.slice(1)}.` : "");
+
+// How sure the gain is and when it has paid; where there is none, what the study comes to.
+function verdictSentence(data) {
+  const { low, high, is_confirmed, is_clear, pays_after_hours, summary } = data.standing;
+  if (!isNumber(low) || !isNumber(high) || data.is_within_noise) return sentenceOf(summary);
+  const sure = is_confirmed ? "confirmed by a second run" : is_clear ? "clear of the noise" : "not confirmed by a second run";
+  const pays = isNumber(pays_after_hours) ? `; pays for itself after ${format.seconds(pays_after_hours * 3600)} of training` : "";
+  return `90% range ${times(low)} to ${times(high)}, ${sure}${pays}.`;
+}
+
+const SHORT_DIFF = 12; // lines
+
+// What differs from your own command, and the two steps by their parts.
+function beforeAndAfter(data, width) {
+  const name = "What differs from your own command";
+  const isShort = data.diff.length > 0 && data.diff.length <= SHORT_DIFF;
+  const isBeside = isShort && data.steps.length > 0 && window.innerWidth >= 1000;
+  const diff = () =>
+    el(
+      "pre",
+      { class: "diff", id: "diff" },
+      data.diff.map((line) => el({ "-": "del", "+": "ins" }[line[0]] || "span", null, `${line}\n`)),
+    );
+  const steps = () =>
+    stackedBars("steps", {
+      rows: data.steps.map(({ name: row, number, parts_s }) => ({ name: row, trial: number, parts: parts_s })),
+      order: TIME_ORDER,
+      names: TIME_NAMES,
+      width: isBeside ? (width - 24) * 0.6 : width,
+      left: 52,
+      label: "The step of your own command and of the best by its parts.",
+      rowsName: "command",
+      unit: "seconds a step",
+      text: (value, bare) => (bare ? format.value(value) : format.seconds(value)),
+      caption: "Each measured step, divided as the planner predicts.",
+    });
+  const part = (title, node) => el("div", null, el("h2", null, title), node);
+  const parts = [isShort ? part(name, diff()) : null, data.steps.length ? part("A step before and after", steps()) : null];
   return [
-    gainTile(data, best),
-    tile(format.value(best.value), `${format.short(data.unit || "best value", 40)}${spread}`),
-    best.step_s ? tile(format.step(best.step_s), "a step") : null,
-    best.memory_bytes ? tile(format.bytes(best.memory_bytes), memoryWords(data, best)) : null,
+    parts.some(Boolean) ? el("div", { class: `versus-own${isBeside ? " both" : ""}` }, parts) : null,
+    data.diff.length > SHORT_DIFF ? fold("diff", name, diff) : null,
   ];
+}
+
+// Speed, step and memory, each with what it was before.
+function resultTiles(data, best) {
+  const own = ownRun(data);
+  const before = own && own !== best ? own : null;
+  const was = (text) => (text ? `was ${text}` : "");
+  const words = (...notes) => notes.filter(Boolean).join("; ");
+  return [
+    speedTile(data, best, own),
+    best.step_s ? tile(format.step(best.step_s), words("a step", was(before?.step_s && format.step(before.step_s)))) : null,
+    best.memory_bytes
+      ? tile(format.bytes(best.memory_bytes), words(memoryWords(data, best), was(before?.memory_bytes && format.bytes(before.memory_bytes))))
+      : null,
+  ];
+}
+
+function speedTile(data, best, own) {
+  const spread = isNumber(best.half_width) ? ` ±${(best.half_width * 100).toFixed(1)}% (90%)` : "";
+  const unit = `${format.short(data.unit || "best value", 40)}${spread}`;
+  if (!own || own.value === null || !isNumber(data.gain)) return tile(format.value(best.value), unit);
+  const gain = format.gain(data.gain);
+  if (data.fastest_is_baseline) return tile("none", `gain; the best trial is ${gain} against your own command`, true);
+  if (data.best_is_own) return tile("none", "gain; the best trial has the settings of your own command", true);
+  const notes = [data.is_within_noise ? "within the noise" : "", data.batch_note ? "another batch" : ""];
+  return tile(gain, [`${format.value(own.value)} to ${format.value(best.value)} ${unit}`, ...notes].filter(Boolean).join("; "), true);
 }
 
 function memoryWords(data, best) {
@@ -61,47 +119,21 @@ function memoryWords(data, best) {
   return `${format.share(share)} of the ${format.bytes(data.capacity_bytes)} of a GPU`;
 }
 
-// The gain and how sure it is, or how your own command failed; nothing where it was not run.
-function gainTile(data, best) {
-  const own = ownRun(data);
-  if (!own) return null;
-  if (own.value === null) return tile(own.state, "your command");
-  if (!best || !isNumber(data.gain)) return null;
-  if (data.fastest_is_baseline)
-    return tile("none", `gain; the best trial is ${format.gain(data.gain)} against your own command`, true);
-  if (data.best_is_own) return tile("none", "gain; the best trial has the settings of your own command", true);
-  const { low, high, is_confirmed, is_clear } = data.standing;
-  const how = is_confirmed ? "confirmed" : is_clear ? "clear" : "not confirmed";
-  const sure =
-    isNumber(low) && isNumber(high)
-      ? `90% within ${times(low)} to ${times(high)}, ${how}`
-      : "";
-  const notes = [
-    "gain over your command",
-    data.is_within_noise ? "within the noise" : sure,
-    data.batch_note ? "another batch" : "",
-  ];
-  return tile(format.gain(data.gain), notes.filter(Boolean).join("; "), true);
-}
-
-function costTiles(data) {
-  const { gpu_hours, cost, pays_after_hours } = data.standing;
-  const pays = isNumber(pays_after_hours) ? `repaid after ${format.seconds(pays_after_hours * 3600)} of training` : "";
-  const price = isNumber(cost) ? `$${cost.toFixed(2)}` : "";
+function costTile(data) {
+  const { gpu_hours, cost } = data.standing;
   const trials = data.trials.filter((trial) => !trial.is_baseline && trial.rerun_of === null).length;
+  const seconds = data.started_s ? format.seconds((data.ended_s || data.now_s) - data.started_s) : "";
   const counts = [
-    `${data.num_failed} failed`,
-    data.num_cancelled ? `${data.num_cancelled} cancelled` : null,
-    data.num_pruned ? `${data.num_pruned} points pruned` : null,
+    format.count(trials, "trial"),
+    data.num_failed ? `${data.num_failed} failed` : "",
+    data.num_cancelled ? `${data.num_cancelled} cancelled` : "",
+    data.num_pruned ? `${data.num_pruned} points pruned` : "",
+    data.num_unfinished ? "so far; unfinished" : data.is_running ? "so far" : "",
   ];
-  const end = data.num_unfinished ? "so far; unfinished" : data.ended_s ? "from first to last" : "so far";
-  return [
-    isNumber(gpu_hours)
-      ? tile(format.hours(gpu_hours), ["GPU-hours spent", price, pays].filter(Boolean).join(", "))
-      : null,
-    tile(trials.toLocaleString("en"), `trial${trials === 1 ? "" : "s"}, ${counts.filter(Boolean).join(", ")}`),
-    data.started_s ? tile(format.seconds((data.ended_s || data.now_s) - data.started_s), end) : null,
-  ];
+  const done = counts.filter(Boolean).join(", ");
+  if (!isNumber(gpu_hours)) return tile(seconds || String(trials), done);
+  const price = isNumber(cost) ? ` ($${cost.toFixed(2)})` : "";
+  return tile(format.hours(gpu_hours), `GPU-hours${price}${seconds ? ` in ${seconds}` : ""}: ${done}`);
 }
 
 // Trials that are as fast within the noise, and one that is nearly as fast and leaves more memory free.

@@ -62,14 +62,17 @@ function findingsList(data) {
 
 function doctorList(data) {
   if (!data.doctor.length) return { empty: "The doctor needs a plan of the best run to say anything." };
-  return {
-    wide: data.doctor.length < 3, // beside a plot, a line or two would leave a hole
-    body: el(
-      "div",
-      null,
-      data.doctor.map((line) => el("p", { class: `doctor${line.startsWith(" ") ? " sub" : ""}` }, line.trim())),
-    ),
-  };
+  const line = (text) => el("p", { class: `doctor${text.startsWith(" ") ? " sub" : ""}` }, text.trim());
+  return { body: el("div", null, data.doctor.map(line)) };
+}
+
+function nextList(data) {
+  if (!data.next.length) return null;
+  const one = ({ what, why, command }, index) => [
+    el("p", { class: "next" }, el("b", null, what), why ? `: ${why}` : ""),
+    command ? commandBox(command, `the command: ${what}`, `copy-next-${index}`) : null,
+  ];
+  return { body: el("div", null, data.next.map(one)) };
 }
 
 function trialDetail(data, trial) {
@@ -203,6 +206,7 @@ function openTrial(number) {
   kept.only = [];
   kept.isWhole = kept.isWhole || page.data.trials.length > MAX_ROWS;
   if (!kept.rows.includes(String(number))) kept.rows.push(String(number));
+  page.open("Trials");
   page.redraw("trials");
   const button = document.querySelector(`[data-key="trials-row-${CSS.escape(String(number))}"]`);
   button?.closest("tr").scrollIntoView({ block: "center" });
@@ -210,20 +214,22 @@ function openTrial(number) {
 }
 
 const STUDY_SECTIONS = [
-  { id: "headline", wide: true, draw: studyHeadline },
-  { id: "running", title: "Running now", wide: true, draw: runningNow },
-  { id: "progress", title: "Best so far", draw: bestSoFar },
-  { id: "memory", title: "Speed against memory", draw: memoryPlot },
-  { id: "importance", title: "Option importance (share of variance)", draw: importancePlot },
-  { id: "heat", title: "Speed by layout", draw: heatMap },
-  { id: "predicted", title: "Predicted against measured", draw: predictedPlot },
-  { id: "stages", title: "Memory of the best layout", draw: stagePlot },
-  { id: "when", title: "When each trial ran", wide: true, draw: whenPlot },
-  { id: "parallel", title: "Parallel coordinates", wide: true, draw: parallelPlot },
-  { id: "doctor", title: "Diagnosis", draw: doctorList },
-  { id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
-  { id: "unshown", title: "Not shown", wide: true, collects: true },
-  { id: "findings", title: "What the search found", wide: true, draw: findingsList },
-  { id: "failures", title: "Failures by cause", wide: true, draw: failureList },
-  { id: "trials", title: "Every trial", wide: true, draw: trialTable },
+  { tab: "Result", id: "headline", wide: true, draw: studyHeadline },
+  { tab: "Result", id: "running", title: "Running now", wide: true, draw: runningNow },
+  { tab: "Result", id: "gains", title: "Where the gain comes from", draw: gainsPlot },
+  { tab: "Result", id: "memory", title: "Speed against memory", draw: memoryPlot },
+  { tab: "Result", id: "doctor", title: "Diagnosis", wide: true, draw: doctorList },
+  { tab: "Result", id: "next", title: "Next experiments", wide: true, draw: nextList },
+  { tab: "Trials", id: "failures", title: "Failures by cause", wide: true, draw: failureList },
+  { tab: "Trials", id: "trials", title: "Every trial", wide: true, draw: trialTable },
+  { tab: "Plots", id: "progress", title: "Best so far", draw: bestSoFar },
+  { tab: "Plots", id: "predicted", title: "Predicted against measured", draw: predictedPlot },
+  { tab: "Plots", id: "importance", title: "Option importance (share of variance)", draw: importancePlot },
+  { tab: "Plots", id: "heat", title: "Speed by layout", draw: heatMap },
+  { tab: "Plots", id: "stages", title: "Memory of the best layout", draw: stagePlot },
+  { tab: "Plots", id: "parallel", title: "Parallel coordinates", wide: true, draw: parallelPlot },
+  { tab: "Plots", id: "timeline", title: "Pipeline of the best layout", wide: true, draw: timelinePlot },
+  { tab: "Plots", id: "unshown", title: "Not shown", wide: true, collects: true },
+  { tab: "Search", id: "when", title: "When each trial ran", wide: true, draw: whenPlot },
+  { tab: "Search", id: "findings", title: "What the search found", wide: true, draw: findingsList },
 ];

@@ -43,6 +43,7 @@ function bestSoFar(data, width, redraw) {
   const ended = data.trials.filter((trial) => trial.state !== "running");
   const good = ended.filter((trial) => trial.value !== null);
   if (!good.length) return { empty: NONE_SUCCEEDED };
+  if (ended.length < 2) return { empty: ONE_RUN };
   const base = data.trials.find((trial) => trial.is_baseline && trial.value !== null);
   const zoom = new Zoom("progress", redraw);
   const label = `Best ${data.unit || "value"} so far by trial.`;
@@ -88,6 +89,7 @@ const PREDICTED = {
   step: {
     measured: (t) => t.step_s,
     predicted: (t) => t.predicted?.step_s,
+    range: (t) => t.predicted.step_interval_90_s,
     by: (t) => t.predicted.by,
     name: "step time, s",
     noun: "time",
@@ -96,6 +98,7 @@ const PREDICTED = {
   memory: {
     measured: (t) => t.memory_bytes / GIB || null,
     predicted: (t) => t.predicted?.memory_bytes / GIB || null,
+    range: (t) => t.predicted.memory_interval_90_bytes?.map((bytes) => bytes / GIB),
     by: (t) => t.predicted.memory_by,
     name: "peak memory, GiB",
     noun: "memory",
@@ -115,24 +118,14 @@ function predictedPlot(data, width, redraw) {
   // What a strategy expected is judged where it says so: the planner knows no levers, and nothing of earlier trials.
   const expected = known.filter((t) => fields.by(t) !== "the planner");
   const both = expected.length ? expected : known;
-  const controls = el(
-    "div",
-    { class: "controls" },
-    chooser(
-      "predicted",
-      "compare",
-      [
-        ["step", "step time"],
-        ["memory", "memory"],
-      ],
-      what,
-      (value) => {
-        state.predicted = value;
-        redraw();
-      },
-    ),
-  );
-  if (!both.length) return { body: el("div", null, controls, el("p", { class: "note" }, "No trial measured it.")) };
+  const options = Object.keys(PREDICTED).map((key) => [key, { step: "step time" }[key] || key]);
+  const choose = (value) => {
+    state.predicted = value;
+    redraw();
+  };
+  const controls = el("div", { class: "controls" }, chooser("predicted", "compare", options, what, choose));
+  if (both.length < 2)
+    return { body: el("div", null, controls, el("p", { class: "note" }, "Fewer than two trials measured it.")) };
   return {
     body: el(
       "div",
@@ -147,13 +140,15 @@ function predictedFigure(data, both, fields, width, zoom) {
   const label = `Predicted against measured ${fields.name}.`;
   const chart = new Chart("predicted", { width, height: 290, label, zoom, count: both.length });
   // Each axis as far as its own figures go: a plan that is off by half would else leave them all in a corner.
-  const [across, up] = [zoom.x(extent(both.map(fields.predicted))), zoom.y(extent(both.map(fields.measured)))];
+  const [across, up] = [
+    zoom.x(extent(both.flatMap((t) => [fields.predicted(t), ...(fields.range(t) || [])]))),
+    zoom.y(extent(both.map(fields.measured))),
+  ];
   chart.axisX(across, `predicted ${fields.name}`);
   chart.axisY(up, `measured ${fields.name}`);
   const ratios = both.map((t) => fields.measured(t) / fields.predicted(t)).sort((a, b) => a - b);
   const at = (share) => ratios[Math.floor((ratios.length - 1) * share)];
   const median = at(0.5);
-  const times = (ratio) => `${ratio.toFixed(2)}×`;
   const ray = (ratio, kind) => {
     const [from, to] = [Math.max(across[0], up[0] / ratio), Math.min(across[1], up[1] / ratio)];
     if (!(from < to)) return false;
@@ -169,24 +164,35 @@ function predictedFigure(data, both, fields, width, zoom) {
       `${nameOf(trial)}: ${format.short(trial.label, 80)}`,
       `predicted ${fields.text(predicted)}, measured ${fields.text(measured)} (${times(measured / predicted)})`,
     ];
+    const range = fields.range(trial);
+    if (range) {
+      const [x1, x2] = range.map(chart.x);
+      lines.push(`90% range ${range.map(fields.text).join(" to ")}`);
+      chart.add(svg("line", { class: "range", "clip-path": chart.clip, x1, x2, y1: chart.y(measured), y2: chart.y(measured) }));
+    }
     chart.point(chart.x(predicted), chart.y(measured), kindOf(data, trial), lines, trial.number);
   }
   const error = ratios.reduce((sum, ratio) => sum + Math.abs(ratio - 1), 0) / ratios.length;
+  const ranged = both.filter((t) => fields.range(t));
+  const inside = ranged.filter((t) => fields.range(t)[0] <= fields.measured(t) && fields.measured(t) <= fields.range(t)[1]);
+  const within = ranged.length ? ` ${inside.length} of ${ranged.length} lie in their 90% range.` : "";
   const off = `Predictions of ${fields.noun} were off by ${format.share(error)} on average: the median run took`;
   const middle = both.length > 3 ? `, interquartile range ${times(at(0.25))} to ${times(at(0.75))}` : "";
   return figure("predicted", chart, {
-    caption: `${off} ${times(median)} what was predicted${middle}. Predicted by ${[...new Set(both.map(fields.by))].join("; ")}.`,
+    caption: `${off} ${times(median)} what was predicted${middle}.${within} Predicted by ${[...new Set(both.map(fields.by))].join("; ")}.`,
     keys: [
       isAgreementSeen ? ["as predicted", lineSwatch("rule")] : null,
+      ranged.length ? ["90% range of the prediction", lineSwatch("range")] : null,
       isMedianSeen ? [`${times(median)} the prediction`, lineSwatch("median-line")] : null,
       ...trialKeys(data, both),
     ].filter(Boolean),
-    columns: ["trial", "layout", "predicted", "measured", "measured / predicted"],
+    columns: ["trial", "layout", "predicted", "90% range", "measured", "measured / predicted"],
     rows: () =>
       both.map((t) => [
         nameOf(t),
         t.label,
         fields.text(fields.predicted(t)),
+        fields.range(t)?.map(fields.text).join(" to ") ?? "",
         fields.text(fields.measured(t)),
         times(fields.measured(t) / fields.predicted(t)),
       ]),

@@ -23,6 +23,7 @@ function whenPlot(data, width, redraw) {
     }))
     .sort((a, b) => a.from - b.from);
   if (!ran.length) return { empty: "The record does not say when trials ran." };
+  if (ran.length < 2) return { empty: ONE_RUN };
   const lanes = lanesOf(ran);
   const count = Math.max(...lanes) + 1;
   const tall = Math.max(10, Math.min(26, 220 / count));
@@ -105,6 +106,41 @@ function barKeys(data, trials) {
     .map(([kind, name]) => [name, box(kind)]);
 }
 
+// From the speed of your own command over the layout to each group of levers.
+function gainsPlot(data, width) {
+  const { gains } = data.standing;
+  const own = ownRun(data);
+  const best = data.trials.find((trial) => trial.number === fastestOf(data));
+  if (gains.length < 2 || !own?.value || !best?.value) return null;
+  const factor = (speedup) => (data.direction === "minimize" ? 1 / speedup : speedup);
+  const rows = [{ name: "your command", from: 0, to: own.value, trial: own.number, kind: "whole", text: format.value(own.value) }];
+  for (const { name, speedup } of gains) {
+    const from = rows.at(-1).to;
+    rows.push({ name, from, to: from * factor(speedup), kind: speedup < 1 ? "loss" : "", text: times(speedup) });
+  }
+  rows.push({ name: "best", from: 0, to: best.value, trial: best.number, kind: "whole", text: format.value(best.value) });
+  const tall = Math.min(46, 250 / rows.length - 8);
+  const left = Math.min(width * 0.42, 208);
+  const label = "From the speed of your own command to the best, step by step.";
+  const chart = new Chart("gains", { width, height: rows.length * (tall + 8) + 22, left, right: 64, bottom: 8, label });
+  chart.x = scale([0, Math.max(...rows.map((row) => Math.max(row.from, row.to)))], [left, chart.box.right]);
+  rows.forEach((row, index) => {
+    const y = chart.box.top + index * (tall + 8) + 4;
+    const [from, to] = [row.from, row.to].map(chart.x).sort((a, b) => a - b);
+    chart.nameRow(nameLines(row.name, Math.floor((left - 14) / LETTER_PX), /(?= )/), y + tall / 2);
+    const bar = svg("rect", { class: `gain-part ${row.kind}`, x: from, y, width: Math.max(to - from, 1), height: tall, rx: 2 });
+    chart.mark(bar, [row.name, row.text, `${format.value(row.to, data.unit)} in all`], row.trial ?? null);
+    chart.add(svg("text", { x: to + 6, y: y + tall / 2 + 4 }, row.text));
+  });
+  return {
+    body: figure("gains", chart, {
+      caption: `${data.unit || "Value"}: what the layout brought, then each group of levers that was kept.`,
+      columns: ["step", "factor or value", data.unit || "value"],
+      rows: () => rows.map((row) => [row.name, row.text, format.value(row.to)]),
+    }),
+  };
+}
+
 function importancePlot(data, width) {
   const trials = ended(data);
   const good = trials.filter((trial) => trial.value !== null);
@@ -117,7 +153,7 @@ function importancePlot(data, width) {
     }))
     .sort((a, b) => b.share - a.share)
     .slice(0, MOST_OPTIONS);
-  if (!found.some(({ share }) => share > 0)) return { empty: "Too few trials differ to tell what an option does." };
+  if (found.length < 2 || !found.some(({ share }) => share > 0)) return { empty: TOO_FEW };
   const tall = Math.max(20, Math.min(40, 200 / found.length - 6));
   const left = Math.min(width * 0.4, 16 + 6.9 * Math.max(...found.map(({ name }) => name.length)));
   const chart = new Chart("importance", {
@@ -131,13 +167,7 @@ function importancePlot(data, width) {
   chart.axisX([0, 1], "share of the difference between trials", { text: (value) => `${Math.round(value * 100)}%` });
   found.forEach(({ name, share, best }, index) => {
     const y = chart.box.top + index * (tall + 6) + 3;
-    chart.add(
-      svg(
-        "text",
-        { class: "axis-name", x: left - 8, y: y + tall / 2 + 4, "text-anchor": "end" },
-        format.short(name, Math.floor(left / 6.9)),
-      ),
-    );
+    chart.nameRow([format.short(name, Math.floor(left / 6.9))], y + tall / 2, "axis-name");
     const bar = svg("rect", {
       class: "importance",
       x: left,
