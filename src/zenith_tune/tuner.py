@@ -64,7 +64,7 @@ class PresetTuner:
         named.update(output_dir=output_dir, study_name=study_name, db=db_path, dump_env=dump_env, args=tune_args)
         chosen = TuneOptions(**{**{name: value for name, value in named.items() if value is not None}, **options})
         if chosen.notify is not None:
-            from zenith_tune.report.notification import check_webhook
+            from zenith_tune.notification import check_webhook
 
             check_webhook(chosen.notify)
         self._runner = resolve_runner(chosen)
@@ -277,7 +277,7 @@ class PresetTuner:
         finally:
             self.listener.study_ended(end)
             if (url := config.options.notify) is not None:
-                from zenith_tune.report.notification import notify
+                from zenith_tune.notification import notify
 
                 if (problem := notify(url, end)) is not None:
                     self.listener.noted(problem)

@@ -153,7 +153,6 @@ def test_tuners_that_start_together_make_one_study_and_share_it(server: Postgres
         "db_path": server.url,
         "study_name": "together",
         "resume": True,
-        "parallel": 2,
         "confirm": True,
     }
     tuners = [tune(tmp_path, command, parallel=2, **options) for _ in range(4)]

@@ -89,3 +89,11 @@ def test_changes_are_grouped_by_what_they_brought() -> None:
     lever = Change(name="manual_gc", after=True, speedup=1.07)
     assert changes_text([*layout, lever]) == "TP 4 -> 1, micro-batch 1 -> 4 (1.38x); + manual_gc (1.07x)"
     assert changes_text(layout) == "TP 4 -> 1, micro-batch 1 -> 4"
+
+
+def test_a_pattern_says_which_way_it_is_better_unless_that_was_given(tmp_path: Path) -> None:
+    def noted(**options: Any) -> bool:
+        lines = printed(tmp_path / str(len(options)), "sh -c 'echo rate 1'", objective=r"rate (\d+)", **options)
+        return any("--maximize" in line for line in lines)
+
+    assert noted() and not noted(maximize=True)

@@ -109,21 +109,25 @@ def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_
     from zenith_tune.report.json_lines import JsonLinesReporter
     from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
     from zenith_tune.report.terminal.verbose import VerboseReporter
-    from zenith_tune.tuning.events import StudyListener
+    from zenith_tune.tuning.events import StudyEnd, StudyListener
 
     # A live display and JSON on one terminal would write over one another.
     console, live = Console(stderr=as_json, highlight=False), not (as_json and sys.stdout.isatty())
     people: StudyListener
+
+    def page(end: StudyEnd) -> Path | None:
+        return _write_page(tuner)
+
     if as_json and (quiet or diff):
         people = StudyListener()
     elif quiet or diff:
         own = tuner.config.masked_command
         shown = (lambda best: best) if quiet else lambda best: "\n".join(command_diff(own, best))
-        people = QuietReporter(lambda end: shown(end.best_command or own))
+        people = QuietReporter(lambda end: shown(end.best_command or own), page)
     elif verbose:
-        people = VerboseReporter(console, live=live)
+        people = VerboseReporter(console, live=live, page=page)
     else:
-        people = TerminalReporter(console, live=live, page=lambda end: _write_page(tuner))
+        people = TerminalReporter(console, live=live, page=page)
     return JsonLinesReporter(sys.stdout, people) if as_json else people
 
 

@@ -36,7 +36,7 @@ def recognised_preset(command: str) -> str:
     missing = [f", and {name} does not exist here" for name in _SCRIPT.findall(command) if not Path(name).exists()]
     raise UsageError(
         f"no preset recognises the command {mask(command, find_secrets(command))!r}{''.join(missing[:1])}",
-        hint=f"choose one by --preset ({known}), or write your own (docs/plugs.md)",
+        hint=f"tune a program of your own by --space NAME=VALUES, or choose a framework by --preset ({known})",
     )
 
 

@@ -347,6 +347,9 @@ class StudyConfig:
             found.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             found.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
+        given = self.options
+        if given.maximize is None and given.objective and not re.match(r"json:|\w+$", given.objective):
+            found.append("the value of --objective is minimized: give --maximize where more is better")
         if self.memory.headroom is not None and self.capacity_bytes is None:
             until = "only once a trial says how much memory they have"
             found.append(f"the GPUs are not known, so --headroom counts {until}")

@@ -112,7 +112,7 @@ class TerminalReporter(StudyListener):
         if plan.num_finished:
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept")
             for trial in plan.study.runs:
-                label = YOUR_COMMAND if trial.is_baseline else self._labels.get(trial.number, "")
+                label = YOUR_COMMAND + trial.mark if trial.is_baseline else self._labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
         if self._console.is_terminal and self._wants_live:
             self._live = Live(
@@ -292,13 +292,16 @@ class LiveTable:
 class QuietReporter(StudyListener):
     """A listener that prints one thing at the end, such as the best command, and what went wrong."""
 
-    def __init__(self, shown: Callable[[StudyEnd], str]) -> None:
-        self._shown = shown
+    def __init__(
+        self, shown: Callable[[StudyEnd], str], page: Callable[[StudyEnd], Path | None] = lambda end: None
+    ) -> None:
+        self._shown, self._page = shown, page
 
     def noted(self, line: str) -> None:
         Console(stderr=True, highlight=False).print(Text(f"note: {line}"), soft_wrap=True)
 
     def study_ended(self, end: StudyEnd) -> None:
+        self._page(end)
         if end.study.best is None and end.verdict is not None:
             self.noted(end.verdict.headline)
         elif text := self._shown(end):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -67,7 +67,14 @@ def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: b
 class VerboseReporter(StudyListener):
     """A listener that prints all that happens, live if the console is a terminal."""
 
-    def __init__(self, console: Console | None = None, *, live: bool = True) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        live: bool = True,
+        page: Callable[[StudyEnd], Path | None] = lambda end: None,
+    ) -> None:
+        self._page = page
         self._console = console or Console(stderr=True, highlight=False)
         self._labels: dict[int, str] = {}
         self._screen = LiveScreen()
@@ -155,6 +162,8 @@ class VerboseReporter(StudyListener):
         for line in end.diagnosis:
             self._say(f"diagnosis: {line}")
         paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
+        if (page := self._page(end)) is not None:
+            paths["page"] = page
         for name, path in paths.items():
             if path.exists():
                 self._say(f"{name:5} {path}")
