@@ -30,7 +30,7 @@ LAYERS: list[list[str]] = [
     ["runners", "record"],
     ["probe", "doctor"],
     ["tuning"],
-    ["report"],
+    ["report", "notification"],
     ["tuner"],
     ["api"],
     ["serve", "exports", "testing", "cli", "mimo"],

@@ -60,7 +60,7 @@ def test_a_study_without_success_says_so_and_where_its_logs_are(tmp_path: Path) 
 def test_a_terminal_shows_the_running_trial_and_keeps_one_star(tmp_path: Path) -> None:
     # Longer than the display's refresh, so that each trial is seen to run.
     drawn = run_in_terminal(["optimize", *OPTIONS, "--", *TRAIN, "--iteration-seconds", "0.1"], tmp_path)
-    assert re.search(r"iteration \d+", drawn) and "\x1b[2K" in drawn
+    assert re.search(r"(starting|running|iteration \d+), ", drawn) and "\x1b[2K" in drawn
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn[drawn.rindex("layout") :])
     rows = [line for line in last.splitlines() if re.match(r"[ *] +\d", line)]
     assert len(rows) == 5 and sum(row.startswith("*") for row in rows) <= 1
