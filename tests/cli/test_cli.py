@@ -217,7 +217,7 @@ def test_no_success_at_all_is_exit_code_1(zenithtune: Run) -> None:
 def test_resume_without_a_name_continues_the_last_study(zenithtune: Run) -> None:
     assert zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN).returncode == 0
     done = zenithtune(*MEGATRON, "--n-trials", "3", "--resume", *TRAIN)
-    assert "resumed: 2 " in done.stdout
+    assert "resumed: 3 " in done.stdout
 
 
 def test_plugins_are_found_and_a_broken_one_is_named_and_skipped(zenithtune: Run, tmp_path: Path) -> None:

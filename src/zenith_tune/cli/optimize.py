@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zenith_tune.cli.options import RecordedCommand, debug_option, help_all_option, options_of
-from zenith_tune.errors import StudyInterrupted, ZenithTuneError
+from zenith_tune.errors import StudyInterrupted, UsageError, ZenithTuneError
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.units import GIB
 
@@ -49,6 +49,8 @@ def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool
     from zenith_tune.tuner import PresetTuner
 
     screen = {name: options.pop(name) for name in SCREEN}
+    if sum(screen.values()) > 1:
+        raise UsageError("--verbose, --quiet and --diff exclude one another", hint="give one of them")
     tuner: PresetTuner = PresetTuner(
         ParsedCommand.from_argv(command).text,
         listener=lambda: _listener(tuner, as_json=as_json, **screen),

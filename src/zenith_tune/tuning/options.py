@@ -55,12 +55,14 @@ class TuneOptions:
         "The GPUs, e.g. h100x64, or a file. [default: this machine]", metavar="NAME|PATH", group=JOB
     )
     model: str | None = option(
-        "The model, where the command does not say it: a name of the catalog, a config.json or a Hugging Face id.",
+        "The model, in place of what the command says: a name of the catalog, a config.json or a Hugging Face id.",
         metavar="NAME|PATH",
         group=JOB,
     )
     gpus: int | None = option("GPUs of the job, where the command does not say it.", at_least=1, metavar="N", group=JOB)
-    gbs: int | None = option("Global batch, where the command does not say it.", at_least=1, metavar="N", group=JOB)
+    gbs: int | None = option(
+        "Global batch, in place of the one that the command has.", at_least=1, metavar="N", group=JOB
+    )
     seq: int | None = option("Sequence length, where the command does not say it.", at_least=1, metavar="N", group=JOB)
     topology: Path | str | None = option(
         "What `nvidia-smi topo -m` or `nvlink -s` prints on a node: how the GPUs of each node are linked.",

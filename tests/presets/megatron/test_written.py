@@ -293,3 +293,31 @@ def test_another_batch_needs_its_place_in_a_script_too(script: Path) -> None:
     script.write_text(f'torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} "$@" --global-batch-size 64')
     with pytest.raises(UsageError, match=r'train.sh .*--global-batch-size .*"\$@"'):
         bound("bash train.sh --micro-batch-size 1", gbs=128)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'A=""; grep -q root /etc/passwd && A="--tensor-model-parallel-size 4"\nRUN $A "$@"\n',
+        'A=(--tensor-model-parallel-size 2); A[1]=4\nRUN "${A[@]}" "$@"\n',
+        'TP=2; declare -n r=TP; r=4\nRUN --tensor-model-parallel-size $TP "$@"\n',
+        'RUN --tensor-model-parallel-size 2 "$@"\nRUN --tensor-model-parallel-size 4 "$@"\n',
+        'A=$(cat args.txt)\nRUN $A "$@"\n',
+        'echo "--tensor-model-parallel-size 4" | xargs RUN "$@"\n',
+        'RUN --tensor-model-parallel-size ${OWN_TP:-2} "$@"\n',
+    ],
+)
+def test_where_arguments_are_not_surely_known_every_size_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setenv("OWN_TP", "4")
+    path = tmp_path / "train.sh"
+    path.write_text(script.replace("RUN", SMALL))
+    for tp in (1, 2, 4):
+        line = applied(f"bash {path}", {"tp": tp, "mbs": 1})
+        assert (line.get("--tensor-model-parallel-size"), line.get("--micro-batch-size")) == (str(tp), "1")
+
+
+def test_a_command_whose_arguments_a_file_replaces_is_refused() -> None:
+    with pytest.raises(UsageError, match="--yaml-cfg"):
+        bound(f"{SMALL} --yaml-cfg x.yaml")

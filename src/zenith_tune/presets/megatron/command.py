@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
 
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.parsed_command import script_text
 from zenith_tune.shell.script import ProgramRun, find_runs
 
 PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
@@ -27,6 +29,30 @@ def find_pretrain_run(command: str, environment: Mapping[str, str] | None = None
     ('8', ('--tensor-model-parallel-size', '2'))
     """
     return next(iter(find_runs(command, is_pretrain_script, environment).runs), None)
+
+
+UNFOLLOWED = re.compile(
+    r"\w\[[^\]]*\]\+?=|\b(?:declare|local|typeset|export)\s+-\w*n|\b(?:eval|mapfile|readarray|read|xargs|source)\b|^\s*\.\s",
+    re.MULTILINE,
+)
+"""What may give a run other arguments than those that are read here."""
+
+
+@functools.lru_cache(maxsize=64)
+def is_read_whole(command: str) -> bool:
+    """Return whether all arguments of the pretrain script are known: of one run, whatever the caller's environment.
+
+    >>> is_read_whole("python pretrain_gpt.py --micro-batch-size 1"), is_read_whole("python pretrain_gpt.py $ARGS")
+    (True, False)
+    """
+    with_environment = find_runs(command, is_pretrain_script).runs
+    runs = find_runs(command, is_pretrain_script, {}).runs
+    if len(runs) != 1 or len(with_environment) != 1 or runs[0].arguments != with_environment[0].arguments:
+        return False
+    [run] = runs
+    text = f"{command}\n{script_text(run.script) if run.script else ''}"
+    is_open = any(mark in word for word in run.arguments for mark in "$`")
+    return not (run.extended or run.is_guarded or is_open or UNFOLLOWED.search(text))
 
 
 def pretrain_kind(run: ProgramRun) -> str:

@@ -162,6 +162,9 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         problem = f"{PRESET} knows the shapes of decoder-only models, but the command runs {run.program}"
         raise UsageError(problem, hint="take --preset megatron")
     args = MegatronArgs.of(run.arguments)
+    if args.has("--yaml-cfg"):
+        problem = f"{PRESET} reads arguments, but Megatron takes all of them from the file of --yaml-cfg"
+        raise UsageError(problem, hint="give them as arguments")
     if args.has(WEIGHT_SHARDS):
         problem = f"{PRESET} knows data parallelism, sharded or not"
         raise UsageError(

@@ -8,7 +8,7 @@ from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.command import without_layout
+from zenith_tune.presets.megatron.command import is_read_whole, without_layout
 from zenith_tune.presets.megatron.job import BALANCED, MegatronJob
 from zenith_tune.presets.megatron.levers.offered import lever_options
 from zenith_tune.presets.megatron.options import (
@@ -69,24 +69,20 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
         return fill_placeholders(command, values)[0]
     experts = EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
     sizes = SIZES | (experts if job.has_experts else {})
-    missing = {name: option for name, option in sizes.items() if name in filled or not _has(job, option, values[name])}
+    own = job.args if job.fixed is None and is_read_whole(command) else None
+    missing = {name: option for name, option in sizes.items() if name in filled or not _has(own, option, values[name])}
     line = ParsedCommand.of(fill_or_set(command, missing, values))
     switches = wanted_switches(job, layout, params, filled)
-    text = with_options(line, {name: value for name, value in switches.items() if not _has(job, name, value)}).text
+    text = with_options(line, {name: value for name, value in switches.items() if not _has(own, name, value)}).text
     return text if job.fixed is None else without_layout(text)
 
 
-def _has(job: MegatronJob, option: str, value: Value | None) -> bool:
-    """Return whether the command, or the script that it runs, has this value already, or Megatron takes it by itself.
-
-    Not where the script's own layout is taken away, or may be added to under a condition that is not followed.
-    """
-    if job.fixed is not None or (job.run is not None and (job.run.extended or job.run.is_guarded)):
+def _has(args: MegatronArgs | None, option: str, value: Value | None) -> bool:
+    """Return whether arguments have this value already, or Megatron takes it by itself; not where they are unsure."""
+    if args is None or value is None:
         return False
-    own = job.args.text(option)
-    if value is True:
-        return own == ""
-    return value is not None and (own or str(ONE_BY_DEFAULT.get(option, ""))) == str(value)
+    own = args.text(option)
+    return own == "" if value is True else (own or str(ONE_BY_DEFAULT.get(option, ""))) == str(value)
 
 
 def wanted_switches(

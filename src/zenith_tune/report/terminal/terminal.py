@@ -109,8 +109,8 @@ class TerminalReporter(StudyListener):
         self._pace = StudyPace(
             max_trials=plan.max_trials, num_slots=plan.num_slots, budget=plan.budget, num_gpus=plan.num_gpus
         )
-        if plan.num_finished:
-            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept")
+        if plan.study.runs:
+            self.noted(f"resumed: {count(len(plan.study.runs), 'finished run')} kept")
             for trial in plan.study.runs:
                 label = YOUR_COMMAND + trial.mark if trial.is_baseline else self._labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
