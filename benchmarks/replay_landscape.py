@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from statistics import median
+from typing import Any
 
 from held_out import forbidden
 from scoreboard_choice import LEAST_LAYOUTS, PLAYBOOK
