@@ -49,7 +49,9 @@ def optimize(
     launcher = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(path)]
     script = [str(ROOT / "examples" / "accelerate_train.py"), "--steps", str(steps), "--batch_size", "2"]
     fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
-    done = zenithtune("optimize", *fixed, *options, "--", *launcher, *script, env={**ENGINE_ENV, **env}, timeout=500)
+    done = zenithtune(
+        "optimize", "-v", *fixed, *options, "--", *launcher, *script, env={**ENGINE_ENV, **env}, timeout=500
+    )
     study = json.loads((folder / "out" / "s" / "study.json").read_text())
     return done, study["trials"]
 
@@ -142,7 +144,9 @@ def test_a_model_that_is_left_unwrapped_has_failed(zenithtune: Tune, tmp_path: P
     path = tmp_path / "own.yaml"
     path.write_text(f"{TOP}distributed_type: FSDP\n{FSDP}")
     command = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), "--steps", "4"]
-    done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
+    done = zenithtune(
+        "optimize", "-v", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500
+    )
     assert done.returncode == 2
     assert mentions(done.stderr, "unwrapped", "(Sequential)")
 
@@ -177,7 +181,7 @@ def test_a_short_last_accumulation_of_an_epoch_is_no_fault(zenithtune: Tune, tmp
     fixed = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-early-stop", "--no-baseline")
     named = ("--args", "mbs_option=--bs,gas_option=--accum,gbs=16,mbs_max=4", "--n-trials", "1", "--strategy", "grid")
     env = {**ENGINE_ENV, **ON_CPU}
-    done = zenithtune("optimize", *fixed, *named, "--", *command, "--accum", "2", env=env, timeout=500)
+    done = zenithtune("optimize", "-v", *fixed, *named, "--", *command, "--accum", "2", env=env, timeout=500)
     [trial] = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
     [log] = [path.read_text() for path in (tmp_path / "out" / "s" / "trials").glob("*/log.txt")]
     assert (trial["outcome"], trial["cause"]) == ("ok", None), done.stderr[-2000:]
@@ -214,7 +218,7 @@ def tune_script(
     path.write_text(f"{TOP}distributed_type: MULTI_GPU\n")
     command = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(path), str(own), *more]
     fixed = ("--output-dir", str(folder / "out"), "--study-name", "s", "--no-early-stop", "--no-confirm")
-    done = zenithtune("optimize", *fixed, *options, "--", *command, env={**ENGINE_ENV, **env}, timeout=500)
+    done = zenithtune("optimize", "-v", *fixed, *options, "--", *command, env={**ENGINE_ENV, **env}, timeout=500)
     study = folder / "out" / "s"
     found = json.loads((study / "study.json").read_text()) if (study / "study.json").exists() else {}
     return done, found, [path.read_text() for path in sorted((study / "trials").glob("*/log.txt"))]

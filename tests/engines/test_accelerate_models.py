@@ -71,7 +71,7 @@ def tune(zenithtune: Tune, folder: Path, script: str) -> tuple[str, dict[str, An
     env = {**ENGINE_ENV, "ACCELERATE_USE_CPU": "true", "PATH": f"{folder}:{os.environ['PATH']}"}
     options = ["--output-dir", str(folder / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1"]
     options += ["--train-hours", "10000"]  # a trial pays then, however slow the machine
-    done = zenithtune("optimize", *options, "--", *command, "--batch_size", "4", env=env, timeout=500)
+    done = zenithtune("optimize", "-v", *options, "--", *command, "--batch_size", "4", env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout, json.loads((folder / "out" / "s" / "study.json").read_text())
 

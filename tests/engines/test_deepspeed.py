@@ -57,7 +57,9 @@ def optimize(
     path.write_text(json.dumps(config))
     fixed = ("--args", f"mbs_max={mbs_max}", "--output-dir", str(tmp_path / "out"), "--study-name", "s")
     env = {**CPU_ENV, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    done = zenithtune("optimize", *fixed, *options, "--", *command(path, num_ranks, python or warm_python()), env=env)
+    done = zenithtune(
+        "optimize", "-v", *fixed, *options, "--", *command(path, num_ranks, python or warm_python()), env=env
+    )
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     return done, study
 

@@ -218,7 +218,7 @@ def test_a_study_does_not_begin_without_hosts_that_answer_and_avoids_those_that_
     with pytest.raises(UsageError, match=r"127\.9\.9\.9 of .*hosts .*refused.*`.* 127\.9\.9\.9 true`"):
         runner.prepare(Resources(nodes=2), None)
     runner.prepare(Resources(), None)
-    assert runner.num_slots == 1 and "127.9.9.9" in runner.notes()[1]
+    assert runner.num_slots == 1 and "127.9.9.9" in runner.warnings()[0]
     result = runner.submit("true", folder(tmp_path, "1"), Resources()).wait()
     assert (result.end, result.place) == (End.EXITED, hosts.names[0])
     runner.close()

@@ -230,7 +230,7 @@ STUDY = [
 def start_study(tmp_path: Path, command: str, *options: str) -> subprocess.Popen[str]:
     environment = {**os.environ, **install(tmp_path / "plugin")} if not options else dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "plugin"), str(Path.cwd())])
-    argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *STUDY, *options, "--json", "--", command]
+    argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "-v", *STUDY, *options, "--json", "--", command]
     return start_process(argv, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

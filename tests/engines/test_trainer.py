@@ -83,7 +83,7 @@ def tune(
     options = ("--output-dir", str(folder / "out"), "--study-name", "s", *long)
     command = (*shlex.split(python or warm_python()), str(folder / "train.py"), *arguments)
     given = ("--n-trials", "1", "--args", f"levers=none,steps=6,{preset_args}", *strategy)
-    done = zenithtune("optimize", *options, *given, "--", *command, env=env, timeout=500)
+    done = zenithtune("optimize", "-v", *options, *given, "--", *command, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout, json.loads((folder / "out" / "s" / "study.json").read_text())
 
@@ -110,7 +110,7 @@ def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(
     own = (*given, "--gradient_accumulation_steps=2", "--num_train_epochs", "9999", "--save_steps", "1")
     script = (ROOT / "examples" / "trainer_train.py").read_text()
     output, study = tune(zenithtune, tmp_path, script, *own, preset_args="search=mbs,mbs_max=8", python=python)
-    assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on 1 h100" in output
+    assert study["search"]["strategy"] == "guided" and "LlamaForCausalLM on h100x1" in output
     base, trial = study["trials"]
     assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["unit"] == "samples/s"
     mbs = trial["parameters"]["mbs"]
@@ -238,7 +238,7 @@ def test_two_ranks_keep_the_global_batch(zenithtune: Tune, tmp_path: Path) -> No
     options = ("--output-dir", str(tmp_path / "out"), "--study-name", "s", "--no-confirm", "--n-trials", "1")
     given = ("--args", "levers=none,steps=6,search=mbs,mbs_max=1")
     arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")
-    done = zenithtune("optimize", *options, *given, "--", *command, *arguments, env=ENGINE_ENV, timeout=500)
+    done = zenithtune("optimize", "-v", *options, *given, "--", *command, *arguments, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     base, trial = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
     assert [run["outcome"] for run in (base, trial)] == ["ok", "ok"] and trial["parameters"]["mbs"] == 1
@@ -253,7 +253,9 @@ def test_a_loop_without_a_trainer_is_ended_and_says_what_to_do(zenithtune: Tune,
         "while True:\n    model(torch.ones(2)).sum().backward()\n    optimizer.step()\n"
     )
     command = (warm_python(), str(tmp_path / "loop.py"))
-    done = zenithtune("optimize", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500)
+    done = zenithtune(
+        "optimize", "-v", "--output-dir", str(tmp_path / "out"), "--", *command, env=ENGINE_ENV, timeout=500
+    )
     assert done.returncode == 2 and "--space" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
@@ -294,7 +296,7 @@ def test_the_winner_is_confirmed_on_the_longest_samples_and_a_smaller_batch_chos
     given = ("--args", "levers=none,steps=6,search=mbs")
     own = ("--output_dir", "own", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "4")
     command = (warm_python(), str(tmp_path / "train.py"), *own, "--use_cpu")
-    done = zenithtune("optimize", *options, *given, "--", *command, env=ENGINE_ENV, timeout=500)
+    done = zenithtune("optimize", "-v", *options, *given, "--", *command, env=ENGINE_ENV, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     runs = [(run["parameters"].get("mbs"), run["outcome"]) for run in study["trials"] if not run["is_baseline"]]
@@ -318,7 +320,7 @@ def test_two_ranks_share_a_model_by_deepspeed(zenithtune: Tune, tmp_path: Path) 
     given = ("--strategy", "grid", "--n-trials", "1", "--args", "levers=none,steps=6,search=sharding")
     arguments = ("--output_dir", "own", "--per_device_train_batch_size", "2")
     env = {**ENGINE_ENV, "DS_ACCELERATOR": "cpu"}
-    done = zenithtune("optimize", *options, *given, "--", *command, *arguments, env=env, timeout=500)
+    done = zenithtune("optimize", "-v", *options, *given, "--", *command, *arguments, env=env, timeout=500)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     base, trial = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["trials"]
     assert (trial["parameters"]["sharding"], trial["outcome"]) == ("zero1", "ok")

@@ -39,7 +39,7 @@ def test_a_study_tries_planned_layouts_and_compares_the_fastest_with_homogeneous
     options = ["--preset", "mimo", "--args", "n_gpus=4,cores=2,mbs_max=2,top=1", "--no-baseline", "--no-early-stop"]
     command = [sys.executable, str(program), *JOB.split()]
     place = ["--output-dir", str(tmp_path / "out"), "--study-name", "study"]
-    done = zenithtune("optimize", *options, *place, "--", *command, env=warm_env)
+    done = zenithtune("optimize", "-v", *options, *place, "--", *command, env=warm_env)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
     said = done.stdout
     stopped = re.search(r"(\d+) of \d+ planned layouts, (\d+) .*homogeneous", said)

@@ -148,7 +148,17 @@ def test_a_pattern_that_never_ends_is_stopped_by_the_second_signal(tmp_path: Pat
 @pytest.mark.slow
 def test_a_strategy_that_meets_nothing_but_pruned_points_can_be_stopped(tmp_path: Path) -> None:
     arguments = ["--preset", "megatron", "--strategy", "grid", "--args", "n_gpus=1536,gbs=1", "--no-baseline"]
-    command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *arguments, "--", sys.executable, "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "zenith_tune.cli.main",
+        "optimize",
+        "-v",
+        *arguments,
+        "--",
+        sys.executable,
+        "train.py",
+    ]
     tuner = start_process(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: bool(list(tmp_path.glob("zenithtune-out/studies.db"))))
     time.sleep(2)
@@ -277,7 +287,7 @@ def test_a_presets_files_stay_in_the_trials_folder(tmp_path: Path) -> None:
     ],
 )
 def test_no_error_message_shows_a_secret(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *arguments]
+    command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "-v", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done
     assert "abcdefghijklmnop1234" not in done.stdout + done.stderr
@@ -292,7 +302,7 @@ def test_a_terminal_that_cannot_show_every_character_ends_no_study(tmp_path: Pat
     script.write_text("echo 'RuntimeError: \u65e5\u672c " + "x" * 300 + "'; exit 1\n", encoding="utf-8")
     command = f"bash {script} {{x}}"
     plugins = toy_plugin.install(tmp_path / "plugins")
-    arguments = ["optimize", "--preset", "toy", "--", command]
+    arguments = ["optimize", "-v", "--preset", "toy", "--", command]
     done = subprocess.run(
         [sys.executable, "-m", "zenith_tune.cli.main", *arguments],
         cwd=tmp_path,

@@ -44,7 +44,7 @@ def start_interpreter(folder: Path, command: str, *options: str, n: int = NUM_PO
 
 
 def _arguments(command: str, *options: str, n: int) -> list[str]:
-    return ["optimize", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
+    return ["optimize", "-v", "--preset", "toy", "--args", f"n={n}", "--study-name", "s", *options, "--", command]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_a_signal_ends_the_trial_keeps_what_is_finished_and_prints_the_best(
     tuner.send_signal(signum)
     stdout, stderr = tuner.communicate(timeout=500)
     assert tuner.returncode == code, stderr
-    assert "best: trial 1, 2" in stdout
+    assert "best: trial 1, x=2: 2" in stdout
     assert f"interrupted by {signal.Signals(signum).name}" in stdout
     assert "to continue: zenithtune resume s" in stdout
     assert "Traceback" not in stderr
@@ -96,7 +96,7 @@ def test_an_interrupted_trial_runs_again_when_the_study_is_resumed(tmp_path: Pat
     tuner = start(tmp_path, command, "--resume", n=2)
     stdout, _ = tuner.communicate(timeout=500)
     assert tuner.returncode == 0
-    assert "best: trial 2, 2" in stdout
+    assert "best: trial 2, x=2: 2" in stdout
     assert (tmp_path / "runs").read_text().split() == ["1", "1", "2"]
 
 
