@@ -95,6 +95,20 @@ def torchtitan() -> None:
         need_module("torchtitan", module)
 
 
+def with_titan(code: str, given: object) -> subprocess.CompletedProcess[str]:
+    """Run code that uses torchtitan itself, with what it is given as JSON."""
+    paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [warm_python(), "-c", code, json.dumps(given)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
 def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
     """Return what torchtitan's own parser makes of commands, and the log."""
     words = []
@@ -102,15 +116,7 @@ def parsed(*commands: str) -> tuple[list[dict[str, Any]], str]:
         run = titan_run(command)
         assert run is not None
         words.append(list(run.arguments))
-    paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [warm_python(), "-c", PARSER, json.dumps(words)],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    done = with_titan(PARSER, words)
     return json.loads(done.stdout.rpartition("PARSED ")[2]), done.stderr + done.stdout
 
 
@@ -127,15 +133,7 @@ def test_its_pipelines_have_the_layers_that_are_planned() -> None:
     if not has_toml():
         pytest.skip("newer releases split by a function of another name")
     cases = [(32, 4), (32, 8), (80, 16), (126, 8), (5, 7)]
-    paths = os.pathsep.join([str(ON_CPU), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [warm_python(), "-c", SPLITS, json.dumps(cases)],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = with_titan(SPLITS, cases)
     for (layers, stages), dealt in zip(cases, json.loads(done.stdout.rpartition("SPLIT ")[2]), strict=True):
         batch = LayoutBatch.of(pp=[stages] * (stages + 1))
         before = layers_before_unit_chunk(float(layers), batch, np.arange(stages + 1.0))

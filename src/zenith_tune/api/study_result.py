@@ -211,12 +211,12 @@ class StudyResult:
     @property
     def changes(self) -> str:
         """What that command has in place of the user's own, in one line."""
-        return str(self._digest.object()["standing"]["changes"])
+        return str(self._content["standing"]["changes"])
 
     @property
     def diff(self) -> list[str]:
         """Its options and arguments that differ from the user's own command, as `diff` writes them."""
-        return list(self._digest.object()["diff"])
+        return list(self._content["diff"])
 
     @property
     def unit(self) -> str:

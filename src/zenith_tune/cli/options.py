@@ -15,7 +15,7 @@ from click.decorators import FC
 from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
-from zenith_tune.tuning.options import BUDGET, JOB, OUTPUT, PLACE, SEARCH, TuneOptions, flag
+from zenith_tune.tuning.options import BUDGET, JOB, OF_THE_JOB, OUTPUT, PLACE, SEARCH, TuneOptions, flag
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -157,7 +157,8 @@ def _joined(context: click.Context, parameter: click.Parameter, pairs: tuple[str
     return ",".join(pairs) if pairs else None
 
 
-job_options = options_of(TuneOptions, "gpus", "gbs", "seq")
+JOB_OPTIONS = ("gpus", "gbs", "seq")
+job_options = options_of(TuneOptions, *JOB_OPTIONS)
 """Adds --gpus, --gbs and --seq, for what a command does not say of its job."""
 study_place = options_of(TuneOptions, "output_dir", "db")
 """Adds --output-dir and --db, by which a study is found."""
@@ -220,8 +221,8 @@ def pairs(options: Options, *examples: str) -> dict[str, str]:
     from zenith_tune.registry import parse_pairs
 
     found = parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
-    of_job = {"gpus": "n_gpus", "gbs": "gbs", "seq": "seq"}
-    return found | {key: str(options[name]) for name, key in of_job.items() if options.get(name) is not None}
+    stated = [name for name in JOB_OPTIONS if options.get(name) is not None]
+    return found | {OF_THE_JOB[name]: str(options[name]) for name in stated}
 
 
 def calibration_of(options: Options) -> Calibration | None:

@@ -35,7 +35,7 @@ from zenith_tune.units import whole
 _EMPTY = "the training command is empty: give it after --"
 _SCRIPT_READ_BYTES = 1 << 20
 _SETS_PATH = re.compile(r"(?:^|[\s;&|(])PATH=")
-_OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=", re.ASCII)
+OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=", re.ASCII)
 _PLAIN_WORD = re.compile(r"(?:[\w@%+=:,./-]|\{[A-Za-z_]\w*\})+", re.ASCII)
 
 _OUTPUT = re.compile(r"(?:^|[\s;\"')])(?:1|&)?>>?\s*([\w./$~{}-]+)")
@@ -284,7 +284,7 @@ class ParsedCommand:
     def _override_words(self) -> list[tuple[Word, re.Match[str]]]:
         target = self.found_target
         words = own_words(target.words, target.first) if target else ()
-        found = [(word, match) for word in words if (match := _OVERRIDE.match(word.value))]
+        found = [(word, match) for word in words if (match := OVERRIDE.match(word.value))]
         return [(word, match) for word, match in found if match.end() <= word.static]
 
     @cached_property

@@ -18,8 +18,9 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.gpu_catalog import PRICES_OF, public_price
 from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.base import TuningEvaluator
+from zenith_tune.evaluators.base import TuningEvaluator, is_objective_name
 from zenith_tune.evaluators.early_stop import EarlyStop
+from zenith_tune.evaluators.json_lines import PREFIX
 from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.hooks.injection import without_code
 from zenith_tune.presets.parts import CompletePreset
@@ -256,6 +257,11 @@ class StudyConfig:
         )
 
     @property
+    def _reads_pattern(self) -> bool:
+        objective = self.options.objective
+        return objective is not None and not is_objective_name(objective) and not objective.startswith(PREFIX)
+
+    @property
     def title(self) -> str:
         """The job in one line: its script, and what the preset reads of it."""
         script = next((Path(word).name for word in self.masked_command.split() if SCRIPT.search(word)), None)
@@ -347,8 +353,7 @@ class StudyConfig:
             found.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             found.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
-        given = self.options
-        if given.maximize is None and given.objective and not re.match(r"json:|\w+$", given.objective):
+        if self.options.maximize is None and self._reads_pattern:
             found.append("the value of --objective is minimized: give --maximize where more is better")
         if self.memory.headroom is not None and self.capacity_bytes is None:
             until = "only once a trial says how much memory they have"

@@ -24,6 +24,8 @@ Axes = Mapping[str, Any] | Sequence[str] | str
 Names = Sequence[str] | str
 
 
+OF_THE_JOB = {name: name for name in ("cluster", "model", "gbs", "seq", "topology")} | {"gpus": "n_gpus"}
+"""The options that are arguments of a preset, with their names there."""
 JOB, SEARCH, BUDGET, PLACE, OUTPUT = "Job", "Search", "Budget", "Where it runs", "Output"
 """The groups of options, in the order of `--help`."""
 

@@ -24,11 +24,9 @@ from zenith_tune.shell.secrets import find_secrets, secrets_of_environment
 from zenith_tune.strategies.base import StrategyRegistry, TuningStrategy
 from zenith_tune.study.parameters import Direction
 from zenith_tune.tuning.config import StudyConfig
-from zenith_tune.tuning.options import Axes, Pairs, TuneOptions, flag
+from zenith_tune.tuning.options import OF_THE_JOB, Axes, Pairs, TuneOptions, flag
 from zenith_tune.tuning.place import StudyPlace, check_text
 
-OF_THE_JOB = ("cluster", "model", "gpus", "gbs", "seq", "topology")
-"""Options that are arguments of the preset."""
 EXAMPLES = {"slurm": "partition=gpu,time=00:20:00", "runner_args": "grace_s=10", "strategy_args": "seed=1"}
 
 
@@ -137,8 +135,8 @@ def _tune_args(options: TuneOptions) -> dict[str, Any]:
         args["allow"] = "+".join([*filter(None, [args.get("allow")]), *allowed])
     if options.topology is not None:
         read_topology(Path(options.topology))  # a mistake is reported before anything runs
-    for name in OF_THE_JOB:
-        value, key = getattr(options, name), "n_gpus" if name == "gpus" else name
+    for name, key in OF_THE_JOB.items():
+        value = getattr(options, name)
         if value is None:
             continue
         if key in args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -38,16 +37,10 @@ UNFOLLOWED = re.compile(
 """What may give a run other arguments than those that are read here."""
 
 
-@functools.lru_cache(maxsize=64)
-def is_read_whole(command: str) -> bool:
-    """Return whether all arguments of the pretrain script are known: of one run, whatever the caller's environment.
-
-    >>> is_read_whole("python pretrain_gpt.py --micro-batch-size 1"), is_read_whole("python pretrain_gpt.py $ARGS")
-    (True, False)
-    """
-    with_environment = find_runs(command, is_pretrain_script).runs
-    runs = find_runs(command, is_pretrain_script, {}).runs
-    if len(runs) != 1 or len(with_environment) != 1 or runs[0].arguments != with_environment[0].arguments:
+def is_read_whole(command: str, runs: Sequence[ProgramRun]) -> bool:
+    """Return whether all arguments of the runs of a command are known: of one run, whatever the environment."""
+    anywhere = find_runs(command, is_pretrain_script, {}).runs
+    if len(runs) != 1 or [run.arguments for run in anywhere] != [runs[0].arguments]:
         return False
     [run] = runs
     text = f"{command}\n{script_text(run.script) if run.script else ''}"

@@ -29,6 +29,7 @@ from zenith_tune.presets.megatron.command import (
     OTHER_KINDS,
     find_pretrain_run,
     is_pretrain_script,
+    is_read_whole,
     pretrain_kind,
     without_layout,
 )
@@ -80,6 +81,8 @@ class MegatronJob:
     """Version of the Megatron tree that the command uses; None where it is not found."""
     routing: str = AS_IS
     """How tokens go to experts while the job is measured; only one that has experts can be balanced."""
+    is_read_whole: bool = False
+    """Whether all arguments of the run are surely those of `args`."""
     fixed: MegatronArgs | None = None
     """The arguments of a script whose layout a variable holds, without that; None of one that has no such variable."""
 
@@ -170,7 +173,8 @@ def read_job(command: str, given: MegatronLmOverrides) -> MegatronJob:
         raise UsageError(
             f"{problem}, but the command has {WEIGHT_SHARDS}", hint="take it out, or take --preset megatron"
         )
-    return job_of(args, run, given, num_gpus_of(run, given), fixed=_fixed_args(command, run))
+    job = job_of(args, run, given, num_gpus_of(run, given), fixed=_fixed_args(command, run))
+    return replace(job, is_read_whole=is_read_whole(command, reading.runs))
 
 
 def job_of(

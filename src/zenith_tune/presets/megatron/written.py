@@ -8,7 +8,7 @@ from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.megatron.command import is_read_whole, without_layout
+from zenith_tune.presets.megatron.command import without_layout
 from zenith_tune.presets.megatron.job import BALANCED, MegatronJob
 from zenith_tune.presets.megatron.levers.offered import lever_options
 from zenith_tune.presets.megatron.options import (
@@ -69,7 +69,7 @@ def written_command(command: str, job: MegatronJob, layout: Layout, params: Mapp
         return fill_placeholders(command, values)[0]
     experts = EXPERTS if job.features.has(FOLDED_EXPERTS) else {"ep": EXPERTS["ep"]}
     sizes = SIZES | (experts if job.has_experts else {})
-    own = job.args if job.fixed is None and is_read_whole(command) else None
+    own = job.args if job.fixed is None and job.is_read_whole else None
     missing = {name: option for name, option in sizes.items() if name in filled or not _has(own, option, values[name])}
     line = ParsedCommand.of(fill_or_set(command, missing, values))
     switches = wanted_switches(job, layout, params, filled)

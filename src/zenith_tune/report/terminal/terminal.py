@@ -14,6 +14,7 @@ from rich.text import Text
 from zenith_tune.presets.levers import lever_label
 from zenith_tune.record.export import batch_note
 from zenith_tune.report.search_digest import StudyPace
+from zenith_tune.report.terminal.trial_table import cut
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.changes import changes_text
 from zenith_tune.study.parameters import Value
@@ -97,7 +98,6 @@ class TerminalReporter(StudyListener):
         self._pace = StudyPace()
         self._rows: list[Row] = []
         self._num_printed = 0
-        self._has_head = False
         self._running: dict[int, Running] = {}
 
     def study_started(self, plan: StudyPlan) -> None:
@@ -172,10 +172,13 @@ class TerminalReporter(StudyListener):
 
     def rows(self) -> list[Text]:
         """Return what was found so far: what is searched, the head, and each trial that ended."""
+        return [*self._head(), *map(self._row, self._rows)]
+
+    def _head(self) -> list[Text]:
         unit = next((row.trial.unit for row in self._rows if row.trial.unit), "value")
         head = self._cells("", "", "layout", [unit, "gain", "memory"])
         lines = [Text(line) for line in ([self._outlook] if self._outlook else [])]
-        return [*lines, Text(), Text(head.rstrip(), style="bold"), *map(self._row, self._rows)]
+        return [*lines, Text(), Text(head.rstrip(), style="bold")]
 
     def running(self) -> list[Text]:
         """Return the trials that run, and how far the study is."""
@@ -228,13 +231,8 @@ class TerminalReporter(StudyListener):
         """Print what is not printed yet; a live table is drawn instead."""
         if self._live is not None or (self._outlook is None and not self._rows):
             return
-        lines = self.rows()
-        num_head = len(lines) - len(self._rows)
-        if not self._has_head and self._rows:
-            self._has_head = True
-            for line in lines[:num_head]:
-                self._console.print(line, soft_wrap=True)
-        for line in lines[num_head + self._num_printed :]:
+        head = self._head() if self._rows and not self._num_printed else []
+        for line in (*head, *map(self._row, self._rows[self._num_printed :])):
             self._console.print(line, soft_wrap=True)
         self._num_printed = len(self._rows)
 
@@ -244,7 +242,7 @@ class TerminalReporter(StudyListener):
         mark, style = ("*", "bold") if row.is_best and not trial.is_baseline else ("", "")
         if trial.value is None:
             room = max(self._console.width - self._label_width - 8, MIN_LABEL)
-            return Text(f"{self._cells(mark, name, row.label, [])}  {_cut(failure_text(trial), room)}", style="red")
+            return Text(f"{self._cells(mark, name, row.label, [])}  {cut(failure_text(trial), room)}", style="red")
         gain = "" if row.gain is None or trial.is_baseline else gain_text(row.gain)
         memory = f"{trial.peak_memory_bytes / GIB:.0f} GiB" if trial.peak_memory_bytes else ""
         return Text(self._cells(mark, name, row.label, [format_value(trial.value), gain, memory]).rstrip(), style=style)
@@ -253,7 +251,7 @@ class TerminalReporter(StudyListener):
         width = self._label_width
         widths = (12, 6, 8)
         cells = "".join(f"  {value:>{size}}" for value, size in zip(values, widths, strict=False))
-        return f"{mark:1}{name:>3}  {_cut(label, width):<{width}}{cells}"
+        return f"{mark:1}{name:>3}  {cut(label, width):<{width}}{cells}"
 
     @property
     def _label_width(self) -> int:
@@ -323,7 +321,3 @@ def _named(name: str, text: str) -> str:
 def _near(path: Path) -> Path:
     """Return a path as it is seen from the current folder, where it lies below it."""
     return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

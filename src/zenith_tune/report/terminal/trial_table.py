@@ -96,14 +96,15 @@ WHOLE, FRACTION = 7, 5
 
 def trial_line(trial: Trial, label: str, status: str) -> Text:
     """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
-    line = Text(f"trial {trial.name:>4}  {_cut(label, LABEL):<{LABEL}}  ")
+    line = Text(f"trial {trial.name:>4}  {cut(label, LABEL):<{LABEL}}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
-    parts = [_measured(trial) if trial.value is not None else f" {_cut(trial.cause or '', _MAX_CAUSE)}"]
+    parts = [_measured(trial) if trial.value is not None else f" {cut(trial.cause or '', _MAX_CAUSE)}"]
     parts += [label] if len(label) > LABEL and not trial.why else []  # the line of its start has it whole
     return line.append(f"{'  '.join(parts)}  [{status}]")
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """Return a text, or as much of it as there is room for."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
