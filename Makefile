@@ -14,8 +14,7 @@ export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
-	zenithtune optimize --cluster examples/demo/cluster.toml --study-name $$name -- bash examples/demo/train.sh && \
-	zenithtune report $$name
+	zenithtune optimize --cluster examples/demo/cluster.toml --study-name $$name -- bash examples/demo/train.sh
 
 # Many tests wait for processes, so that six workers keep two cores busy; compiled modules are kept for all of them.
 # Each test is in one of the two: storms, whole crossings, browsers and benchmarks are marked `slow`, and

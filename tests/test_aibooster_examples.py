@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.requirements import skip
 
+pytestmark = pytest.mark.own_environment
 VARIABLE = "AIBOOSTER_EXAMPLES"
 SPEED = "throughput per GPU (TFLOP/s/GPU): "
 TIME = "Total training time: ([0-9.]+)s"

@@ -17,10 +17,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from pipeline_schedules import errors, judge, report
 
 
+@pytest.mark.own_environment
 def test_schedules_gain_and_cost_what_primus_measured() -> None:
     found = sorted(measured_data().glob("**/primus_*.csv"))
     if not found:
-        skip("data", "ZENITHTUNE_DATA has no primus_*.csv")
+        skip("primus", "ZENITHTUNE_DATA has no primus_*.csv")
     rows = list(judge(found[0]))
     for name in ("speedup", "growth"):
         assert np.median(errors(rows, name)) < 0.04 and max(errors(rows, name)) < 0.1, name
