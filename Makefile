@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Measured runs, for the tests and figures that need them; without them those are skipped.
 export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: demo test test-all coverage check docs site bench scoreboard replay leaderboard calibrations clean
+.PHONY: demo test test-all coverage check docs site bench scoreboard replay leaderboard calibrations published clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -76,6 +76,9 @@ leaderboard: $(VENV)/.dev  ## run every tuner on LayoutBench's landscapes, and w
 
 calibrations: $(VENV)/.base  ## fit the calibrations that come with the package anew, from the measured runs
 	$(BIN)/zenithtune calibrate --rows "$$ZENITHTUNE_DATA" $(addprefix --rows ,$(wildcard benchmarks/results/h200-*.csv)) $(addprefix --probes ,$(wildcard benchmarks/results/h200-probes-*/*.json)) --all --output src/zenith_tune/calibrate/defaults
+
+published: $(VENV)/.base  ## write the catalog of published runs anew, which `zenithtune doctor --against published` reads
+	$(BIN)/python benchmarks/published_runs.py
 
 PACKAGES := pyproject.toml layoutbench/pyproject.toml checkpoint/pyproject.toml mimo/pyproject.toml
 

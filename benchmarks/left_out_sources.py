@@ -89,7 +89,7 @@ def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
     found: list[LeftOut] = []
     by_family = {family.name: (family, members) for family, members in families_of(runs) if family.fitted}
     for family, members in by_family.values():
-        fit = _fit_of(family, members)
+        fit = fit_of(family, members)
         errors: HeldOutSteps | None = None
         for author in sorted({run.author for run in members}):
             own = [run for run in members if run.author == author]
@@ -110,7 +110,7 @@ def _in_place(own: list[MeasuredRun], fallback: tuple[TimeFamily, list[MeasuredR
     """Yield the runs of an author by framework, predicted with the coefficients of another framework."""
     author, (family, known) = own[0].author, fallback
     others = [run for run in known if run.author != author]
-    fit = _fit_of(family, others)
+    fit = fit_of(family, others)
     calibration = fit.calibration(fit.fit())
     errors = step_errors(held_out_steps(fit), len({run.landscape for run in others}))
     for name in sorted({run.framework for run in own}):
@@ -121,7 +121,8 @@ def _in_place(own: list[MeasuredRun], fallback: tuple[TimeFamily, list[MeasuredR
         yield LeftOut(author=author, framework=name, runs=mine, held=held, errors=errors)
 
 
-def _fit_of(family: TimeFamily, runs: list[MeasuredRun]) -> TimeFit:
+def fit_of(family: TimeFamily, runs: list[MeasuredRun]) -> TimeFit:
+    """Return the fit of a family to runs."""
     framework = load_framework(family.name)
     return TimeFit(family, RunTable.of(runs, framework), framework)
 

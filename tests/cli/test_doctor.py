@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -83,6 +84,29 @@ def test_what_is_said_of_a_run_is_checked_where_no_plan_needs_it_too(
 ) -> None:
     done = doctor(str(log_of(tmp_path)), *hint)
     assert done.code == 2 and done.out == "" and hint[1].rpartition("=")[2] in done.err
+
+
+def test_a_command_is_held_against_the_nearest_published_run(doctor: Doctor) -> None:
+    done = doctor("--against", "published", *H100, "--json", "--", *LAUNCH, *PIPELINE)
+    against = as_json(done)["against"]
+    published, causes = against["published"], {cause["name"]: cause for cause in against["causes"]}
+    assert done.code == 0 and not against["is_measured"]
+    assert published["url"].startswith("https://") and published["cluster"].startswith("h100x")
+    assert math.prod(cause["factor"] for cause in causes.values()) == pytest.approx(against["gap"])
+    assert sum(cause["share"] for cause in causes.values()) == pytest.approx(1.0)
+    assert causes["pipeline"]["through"] == "bubble" and causes["pipeline"]["factor"] > 1.1
+    shown = doctor("--against", "published", *H100, "--", *LAUNCH, *PIPELINE)
+    assert published["url"] in shown.out and mentions(shown.out, "pipeline", "predicted", "unexplained")
+
+
+def test_only_published_runs_can_be_compared_with(doctor: Doctor) -> None:
+    done = doctor("--against", "nix", *H100, "--", *LAUNCH, *PIPELINE)
+    assert done.code == 2 and done.out == "" and "published" in done.err and len(done.err.splitlines()) == 1
+
+
+def test_a_log_without_a_plan_is_not_compared(doctor: Doctor, tmp_path: Path) -> None:
+    done = doctor(str(log_of(tmp_path)), "--against", "published", "--json")
+    assert done.code == 0 and as_json(done)["against"]["published"] is None
 
 
 def test_a_command_alone_is_diagnosed_by_its_plan(doctor: Doctor) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from zenith_tune.doctor.logged_run import dumped_arguments, dumped_command, recompute_modules
+from pathlib import Path
+
+from zenith_tune.doctor.diagnosed_run import DiagnosedRun, RunHints
+from zenith_tune.doctor.logged_run import dumped_arguments, dumped_command, from_log, recompute_modules
 from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job
 
 VALUES = {
@@ -46,6 +49,17 @@ def test_a_dump_becomes_the_job_that_it_is_of() -> None:
     assert (at.tp, at.pp, at.vp, at.dp, at.micro_batch, at.global_batch) == (2, 4, 2, 2, 2, 64)
     assert (at.zero, at.sequence_parallel, at.flash_attention, at.recompute) == (1, True, False, "selective")
     assert job.job.precision == "bf16" and recompute_modules(arguments) == ("core_attn", "mlp")
+
+
+def test_levers_that_a_dump_says_are_on_are_not_off(tmp_path: Path) -> None:
+    steps = " iteration 1/ 9 | elapsed time per iteration (ms): 6500.0 | global batch size: 64 |\n" * 6
+    names = ("overlap_grad_reduce", "overlap_param_gather")
+    for overlap in ("True", "False"):
+        path = tmp_path / f"{overlap}.log"
+        path.write_text(dump({**VALUES, **dict.fromkeys(names, overlap)}) + VOCAB + steps)
+        run = from_log(path, None, RunHints(cluster="h100x16"))
+        assert isinstance(run, DiagnosedRun)
+        assert ("overlap=params" in [lever.label for lever in run.levers]) == (overlap == "False")
 
 
 def test_ranks_before_the_lines_and_windows_line_ends_change_nothing() -> None:

@@ -11,12 +11,16 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
 from zenith_tune.doctor.diagnosed_run import RunHints, UnplannedRun
 from zenith_tune.doctor.studied_run import find_run
+from zenith_tune.errors import UnknownNameError
 from zenith_tune.planner.limits import RISK
 from zenith_tune.registry import parse_pairs
 
 if TYPE_CHECKING:
     from zenith_tune.api.run_diagnosis import RunDiagnosis
     from zenith_tune.estimates.calibration import Calibration
+
+PUBLISHED = "published"
+"""What a run can be held against: the published runs of the catalog."""
 
 
 def diagnose(
@@ -32,10 +36,12 @@ def diagnose(
     calibration: Calibration | str | Path | None = None,
     db: str | None = None,
     output_dir: str | Path | None = None,
+    against: str | None = None,
 ) -> RunDiagnosis:
     """Name what limits a run and the change that helps, as `zenithtune doctor` does.
 
-    `target` is a study's name or folder, or a log; a `command` alone is diagnosed by its plan.
+    `target` is a study's name or folder, or a log; a `command` alone is diagnosed by its plan. `against="published"`
+    also says why it is slower than the nearest published run.
 
     >>> launched = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048"
     >>> options = "--num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096"
@@ -54,9 +60,13 @@ def diagnose(
     from zenith_tune.api.run_diagnosis import RunDiagnosis
     from zenith_tune.calibrate.calibration_file import load_calibration
     from zenith_tune.doctor.diagnosis import diagnose_run
+    from zenith_tune.doctor.published_gap import NotCompared, published_gap
 
+    if against not in (None, PUBLISHED):
+        raise UnknownNameError("comparison", str(against), [PUBLISHED])
     if isinstance(run, UnplannedRun):
-        return RunDiagnosis(what=run.what, found=run)
+        unplanned = NotCompared(reason="the run is not planned") if against else None
+        return RunDiagnosis(what=run.what, found=run, gap=unplanned)
     reason = ""
     if linked is not None and topology is not None:
         machines = with_topology(run.subject.cluster, linked, Path(topology).name)
@@ -66,7 +76,8 @@ def diagnose(
     fitted = load_calibration(Path(calibration)) if isinstance(calibration, str | Path) else calibration
     found = diagnose_run(run, risk=risk, calibration=fitted)
     fewer = _fewer_gpus(str(hints.all_args.get("cluster") or ""), run.subject.cluster.num_gpus)
-    return RunDiagnosis(what=run.what, found=found, tensor_reason=reason, cluster_reason=fewer)
+    gap = published_gap(found.run, run.levers) if against else None
+    return RunDiagnosis(what=run.what, found=found, tensor_reason=reason, cluster_reason=fewer, gap=gap)
 
 
 def _fewer_gpus(named: str, num_gpus: int) -> str:

@@ -8,7 +8,15 @@ from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import Measured, UnplannedRun
 from zenith_tune.doctor.diagnosis import Diagnosis
 from zenith_tune.doctor.diagnosis_input import Advice, Remedy
-from zenith_tune.report.doctor import diagnosis_object, report_lines, unplanned_lines, unplanned_object
+from zenith_tune.doctor.published_gap import NotCompared, SpeedGap
+from zenith_tune.report.doctor import (
+    diagnosis_object,
+    gap_lines,
+    gap_object,
+    report_lines,
+    unplanned_lines,
+    unplanned_object,
+)
 from zenith_tune.study.files import Json
 
 
@@ -24,6 +32,8 @@ class RunDiagnosis:
     """How large the links of the nodes let tensor parallelism be, where they were looked at."""
     cluster_reason: str = ""
     """Why it is planned for fewer GPUs than the named cluster has; empty where it is not."""
+    gap: SpeedGap | NotCompared | None = None
+    """The run against the nearest published one, where that was asked for."""
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -64,15 +74,16 @@ class RunDiagnosis:
         """Return it as plain values, as `zenithtune doctor --json` prints them."""
         found = self.found
         shown = unplanned_object(found) if isinstance(found, UnplannedRun) else diagnosis_object(found)
+        against = {"against": gap_object(self.gap)} if self.gap else {}
         because = {"tensor_parallel_reason": self.tensor_reason, "cluster_reason": self.cluster_reason}
-        return {"run": self.what, **shown, **{name: reason for name, reason in because.items() if reason}}
+        return {"run": self.what, **shown, **{name: reason for name, reason in because.items() if reason}, **against}
 
     def __str__(self) -> str:
         """Return what `zenithtune doctor` prints."""
         notes = [f"note: {reason}" for reason in (self.cluster_reason, self.tensor_reason) if reason]
         found = self.found
         lines = unplanned_lines(found) if isinstance(found, UnplannedRun) else report_lines(found, self.what)
-        return "\n".join([*notes, *lines])
+        return "\n".join([*notes, *lines, *(gap_lines(self.gap) if self.gap else ())])
 
     def __repr__(self) -> str:
         changes = len(self.advice) + len(self.remedies)

@@ -62,12 +62,14 @@ class RunTable:
 
 def run_cluster(run: MeasuredRun) -> ClusterSpec:
     """Return the cluster that a run was measured on."""
-    if run.cluster is not None:
-        return run.cluster
-    name, num_gpus = gpu_name(run.gpu), run.num_gpus or 1
+    return run.cluster or sized_cluster(run.gpu, run.num_gpus or 1, run.gpus_per_node)
+
+
+def sized_cluster(gpu: str, num_gpus: int, gpus_per_node: int | None = None) -> ClusterSpec:
+    """Return so many of the catalog's GPUs, also where they do not fill its nodes."""
+    name = gpu_name(gpu)
     fields = node_fields(name)
-    if run.gpus_per_node:
-        fields["gpus_per_node"] = run.gpus_per_node
+    fields["gpus_per_node"] = gpus_per_node or fields["gpus_per_node"]
     domain = fields["fast_domain"]
     fields["fast_domain"] = max(size for size in range(1, min(domain, num_gpus) + 1) if num_gpus % size == 0)
     return ClusterSpec(name=f"{name}x{num_gpus}", gpu=gpu_spec(name), num_gpus=num_gpus, **fields)

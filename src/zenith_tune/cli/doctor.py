@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from zenith_tune.api.diagnose import PUBLISHED, diagnose
 from zenith_tune.cli.options import (
     args_option,
     calibration_option,
@@ -48,6 +49,8 @@ class _BeforeCommand(click.Command):
 @args_option("What the command does not say: vocab=128256.")
 @risk_option("Propose nothing that runs out of memory with this probability or more.")
 @calibration_option()
+@click.option("--against", type=click.Choice([PUBLISHED]),
+              help="Also say why it is slower than the nearest published run, cause by cause.")  # fmt: skip
 @study_place
 @json_option
 @debug_option
@@ -63,14 +66,14 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     zenithtune doctor megatron-lm-20260801-120000
     zenithtune doctor train.log --cluster h100x64
     zenithtune doctor --cluster h100x64 -- bash train.sh
+    zenithtune doctor train.log --against published
 
     Exit code: 0 the run trains, 1 it failed, is kept waiting or fits nowhere, 2 a mistake in the command line.
     """
-    from zenith_tune.api.diagnose import diagnose
     from zenith_tune.shell import ParsedCommand
 
     command = context.meta[COMMAND]
-    same = ("model", "cluster", "topology", "preset", "risk", "calibration", "db", "output_dir")
+    same = ("model", "cluster", "topology", "preset", "risk", "calibration", "db", "output_dir", "against")
     found = diagnose(
         target,
         command=ParsedCommand.from_argv(command).text if command else None,

@@ -17,10 +17,13 @@ from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, recognised_preset
+from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.megatron.documented.command import runs_ms_swift
 from zenith_tune.presets.megatron.documented.dialect import switched_on
 from zenith_tune.presets.megatron.documented.preset import SELECTIVE_FLAG, MegatronPreset, megatron_subject
 from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job, subject_of
+from zenith_tune.presets.megatron.levers.declaration import MegatronLever, Situation
+from zenith_tune.presets.megatron.levers.offered import levers_for
 from zenith_tune.presets.megatron.options import CHUNKS, OPTIONS, PER_CHUNK, VIRTUAL
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.megatron.space import MegatronLmSpace, SearchLimits
@@ -95,6 +98,8 @@ class DiagnosedRun:
     measured: Measured = field(default_factory=Measured)
     recompute_modules: tuple[str, ...] = ()
     origin: RunOrigin = field(default_factory=RunOrigin)
+    levers: tuple[Lever, ...] = ()
+    """Performance settings that it leaves off and could turn on without being allowed to."""
     what: str = "the command"
     """The name of the run for people."""
 
@@ -147,8 +152,11 @@ def from_command(command: str, hints: RunHints) -> DiagnosedRun:
     return replace(run, origin=hints.origin(emitted(name, command), preset.implicit_defaults(command)))
 
 
-def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
-    """Read a Megatron-LM command, also one that options cannot be written into."""
+def megatron_lm_run(command: str, hints: RunHints, dumped: Mapping[str, str] | None = None) -> DiagnosedRun:
+    """Read a Megatron-LM command, also one that options cannot be written into.
+
+    `dumped` are the arguments by its own log, which show the levers that are on.
+    """
     args = typed(MegatronLmPreset, hints.all_args, f"preset {MEGATRON_LM}")
     job = read_job(command, MegatronLmOverrides(**{name: args[name] for name in OF_MEGATRON_LM if name in args}))
     subject = subject_of(job, args.get("cluster"))
@@ -157,7 +165,15 @@ def megatron_lm_run(command: str, hints: RunHints) -> DiagnosedRun:
     modules = tuple(itertools.takewhile(lambda word: not word.startswith("-"), words[place:]))
     limits = SearchLimits(**{name: args[name] for name in ("tp_max", "mbs_max") if name in args})
     origin = replace(hints.origin(emitted(MEGATRON_LM, command)), tries=MegatronLmSpace(job, limits).tries)
-    return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules, origin=origin)
+    at = Situation(job=job, layout=job.start, subject=subject)
+    off = [each for each in levers_for(at, ParsedCommand.of(command)) if not _is_dumped(each, dumped or {})]
+    levers = tuple(lever for each in off if (lever := each.lever(at)) is not None and not lever.is_left_out)
+    return DiagnosedRun(subject=subject, layout=job.start, recompute_modules=modules, origin=origin, levers=levers)
+
+
+def _is_dumped(lever: MegatronLever, dumped: Mapping[str, str]) -> bool:
+    """Tell whether a run's own arguments say that a lever is on."""
+    return bool(dumped) and all(dumped.get(name) == str(value) for name, value in lever.logged.items())
 
 
 def emitted(preset: str, command: str) -> str:
@@ -172,7 +188,9 @@ def run_of_point(preset: CompletePreset, name: str, command: str, params: Mappin
     if subject is None or layout is None:
         problem = f"preset {name} knows no layouts, so that nothing can be estimated"
         raise UsageError(problem, hint="diagnose another command")
-    return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules_of_point(params))
+    levers = [lever for lever in preset.levers(command, params) if not lever.is_left_out and lever.name not in params]
+    modules = modules_of_point(params)
+    return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules, levers=tuple(levers))
 
 
 def modules_of_point(params: Mapping[str, Any]) -> tuple[str, ...]:

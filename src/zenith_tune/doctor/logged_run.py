@@ -216,7 +216,7 @@ def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
         problem = f"{path} does not show what its run was started with"
         raise UsageError(problem, hint=f"give the command too, zenithtune doctor {path} -- COMMAND")
     started = {"n_gpus": arguments["world_size"]} if "world_size" in arguments else {}
-    run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}))
+    run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}), arguments)
     return replace(run, recompute_modules=recompute_modules(arguments) if MODULES in arguments else ())
 
 

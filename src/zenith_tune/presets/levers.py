@@ -44,6 +44,8 @@ class Lever:
     """The package that it needs, and the machine that trains does not have."""
     is_unsure: bool = False
     """Whether it is unknown if that machine has the package: it is tried last."""
+    is_assumed: bool = False
+    """Whether nobody measured its effect."""
 
     @property
     def is_left_out(self) -> bool:
@@ -161,6 +163,7 @@ class LeverDeclaration(Generic[At]):
             is_alone=self.is_alone,
             numerics=self.numerics,
             is_unstable=self.is_unstable,
+            is_assumed=self.source.startswith(ASSUMED),
         )
 
 

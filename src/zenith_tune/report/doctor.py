@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import fields
 
+from zenith_tune.calibrate.published_runs import PublishedRun
 from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import Measured, UnplannedRun
 from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines, memory_message
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
+from zenith_tune.doctor.published_gap import NotCompared, SpeedGap
+from zenith_tune.layouts.layout import layout_name
 from zenith_tune.report.plan.json import planned_object, way_out_object
 from zenith_tune.study.files import Json
 from zenith_tune.units import format_bytes, format_gain, format_seconds
@@ -106,4 +110,84 @@ def _plain_object(item: Advice | Remedy) -> Json:
     return {
         **{name: None if value == "" else value for name, value in values.items()},
         "planned": planned_object(item.planned) if item.planned else None,
+    }
+
+
+LEAST_FACTOR = 1.005
+"""Causes of less are summed up."""
+LEAST_GAP = 1.1
+"""Of a smaller gap causes have no shares: they cancel each other out."""
+
+
+def gap_lines(gap: SpeedGap | NotCompared) -> Iterator[str]:
+    """Yield the nearest published run, the gap, and its causes, the largest first."""
+    if isinstance(gap, NotCompared):
+        yield f"not compared with published runs: {gap.reason}"
+        if gap.nearest is not None:
+            yield from _published_lines(gap.nearest)
+        return
+    theirs, ratio, mine = gap.published.flops_per_s / 1e12, gap.ratio, gap.flops_per_s / 1e12
+    faster = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+    how = "measured" if gap.is_measured else "predicted"
+    yield f"{mine:.0f} TFLOP/s a GPU {how}; the nearest published run has {theirs:.0f}, {faster}:"
+    yield from _published_lines(gap.published)
+    has_shares = abs(math.log(ratio)) >= math.log(LEAST_GAP)
+    small = [cause for cause in gap.causes if abs(math.log(cause.factor)) < math.log(LEAST_FACTOR)]
+    for cause in gap.causes:
+        if cause not in small:
+            share = f"{gap.share(cause):5.0%}" if has_shares else ""
+            through = f"{cause.through}: " if cause.through else ""
+            yield f"  {cause.name:<22}{cause.factor:5.2f}x {share}  {cause.basis:<12}{through}{cause.change}"
+    if small:
+        factor = math.prod(cause.factor for cause in small)
+        share = f"{sum(gap.share(cause) for cause in small):5.0%}" if has_shares else ""
+        yield f"  {'others':<22}{factor:5.2f}x {share}  {'':<12}{', '.join(cause.name for cause in small)}"
+
+
+def gap_object(gap: SpeedGap | NotCompared) -> Json:
+    """Return the same as a plain object."""
+    if isinstance(gap, NotCompared):
+        return {"not_compared": gap.reason, "published": _published_object(gap.nearest) if gap.nearest else None}
+    return {
+        "published": _published_object(gap.published),
+        "tflops_per_gpu": gap.flops_per_s / 1e12,
+        "is_measured": gap.is_measured,
+        "gap": gap.ratio,
+        "causes": [
+            {
+                "name": cause.name,
+                "factor": cause.factor,
+                "share": gap.share(cause) if gap.ratio != 1 else None,
+                "basis": cause.basis,
+                "through": cause.through or None,
+                "change": cause.change,
+            }
+            for cause in gap.causes
+        ],
+    }
+
+
+def _published_lines(run: PublishedRun) -> Iterator[str]:
+    job, layout = run.subject.job, run.layout
+    shown = f"{layout_name(layout)}, batch {layout.global_batch}, sequence {job.seq_len}, {job.precision}"
+    yield f"  {run.subject.model.name} on {run.subject.cluster.name}, {shown}, {run.software}"
+    yield f"  {run.source}, {run.year}: {run.url}"
+
+
+def _published_object(run: PublishedRun) -> Json:
+    job, layout = run.subject.job, run.layout
+    return {
+        "source": run.source,
+        "url": run.url,
+        "year": run.year,
+        "software": run.software,
+        "model": run.subject.model.name,
+        "cluster": run.subject.cluster.name,
+        "seq_len": job.seq_len,
+        "precision": job.precision,
+        "layout": layout_name(layout),
+        "states_recompute": run.states_recompute,
+        "global_batch": layout.global_batch,
+        "step_s": run.step_s,
+        "tflops_per_gpu": run.flops_per_s / 1e12,
     }

@@ -1,0 +1,163 @@
+"""The published run that is nearest to a run, and why one of the two is slower."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zenith_tune.calibrate.calibration_file import default_calibration
+from zenith_tune.calibrate.published_runs import PublishedRun, published_runs
+from zenith_tune.describe.job_spec import PlanSubject
+from zenith_tune.doctor.causes.cause import CauseKind
+from zenith_tune.doctor.diagnosis_input import DiagnosisInput
+from zenith_tune.doctor.logged_run import positive
+from zenith_tune.doctor.speed_gap import Calibrations, GapCause, Settings, alike, settings_of, split_gap, work_of
+from zenith_tune.estimates.calibration import Calibration
+from zenith_tune.estimates.step import time_with_room
+from zenith_tune.layouts.layout import Layout
+from zenith_tune.layouts.layout_batch import batch_of
+from zenith_tune.presets.levers import Lever, compatible
+
+LIMIT = 1.5
+"""The largest distance of a run that is compared."""
+OTHER_KIND, OTHER = 10.0, 0.3
+"""The distance of a model of another kind, and the least of another model or GPU."""
+SOFTWARE = "software and the rest"
+LEAST_SAVING = 0.005
+"""A lever that is expected to save less of a step is not named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedGap:
+    """A run against the nearest published one."""
+
+    published: PublishedRun
+    flops_per_s: float
+    """Model operations per second and GPU of the run, measured or predicted."""
+    is_measured: bool
+    causes: tuple[GapCause, ...]
+    """Factors that multiply to the ratio of the two speeds, the largest first; what is unexplained is among them."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster the published run is."""
+        return self.published.flops_per_s / self.flops_per_s
+
+    def share(self, cause: GapCause) -> float:
+        """Return a cause's share of the gap, of logarithms, so that shares add up to 1."""
+        return math.log(cause.factor) / math.log(self.ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCompared:
+    """A run that no published one is near enough to, or that has no speed."""
+
+    reason: str
+    nearest: PublishedRun | None = None
+
+
+def differences(mine: Settings, other: PublishedRun) -> dict[str, float]:
+    """Return in what a published run differs from one's own, with the distance of each."""
+    theirs = alike(mine, settings_of(other.subject, other.layout))
+    a, b = mine["model"], theirs["model"]
+    params = b.num_active_params / a.num_active_params
+    rate = theirs["gpu"].bf16_flops / mine["gpu"].bf16_flops
+    kind = "with experts" if b.num_experts else "without experts"
+    found = {
+        f"of a model {kind}": OTHER_KIND * (bool(a.num_experts) != bool(b.num_experts)),
+        f"of a model with {params:.2g} times the parameters": (a != b) * (OTHER + abs(math.log(params))),
+        f"on {theirs['gpu'].name}": (mine["gpu"] != theirs["gpu"]) * (OTHER + 2 * abs(math.log(rate))),
+        f"in {theirs['precision']}": 0.5 * (mine["precision"] != theirs["precision"]),
+        f"by {theirs['framework'].name}": 0.5 * (mine["framework"] != theirs["framework"]),
+        f"of sequences of {theirs['seq']:,}": 0.3 * abs(math.log(theirs["seq"] / mine["seq"])),
+        f"on {theirs['gpus']:,} GPUs": 0.15 * abs(math.log(theirs["gpus"] / mine["gpus"])),
+    }
+    return {name: distance for name, distance in found.items() if distance}
+
+
+def nearest_run(mine: Settings, runs: Sequence[PublishedRun]) -> PublishedRun:
+    """Return the published run that differs least, the fastest of several."""
+    return min(runs, key=lambda run: (sum(differences(mine, run).values()), -run.flops_per_s))
+
+
+def published_gap(
+    run: DiagnosisInput, levers: Sequence[Lever] = (), runs: Sequence[PublishedRun] | None = None
+) -> SpeedGap | NotCompared:
+    """Compare a run with the nearest of the published ones; `levers` are those that it could turn on."""
+    if not run.trains:
+        return NotCompared(reason="the run does not train")
+    planner = run.planner
+    subject = PlanSubject(model=planner.model, cluster=run.cluster, job=planner.job)
+    mine = settings_of(subject, run.layout)
+    other = nearest_run(mine, published_runs() if runs is None else runs)
+    apart = differences(mine, other)
+    if sum(apart.values()) > LIMIT:
+        most = sorted(apart, key=lambda name: -apart[name])[:2]
+        return NotCompared(reason=f"none is near enough; the nearest is {' and '.join(most)}", nearest=other)
+    return compared(run, other, levers)
+
+
+def compared(run: DiagnosisInput, other: PublishedRun, levers: Sequence[Lever] = ()) -> SpeedGap:
+    """Split the gap between a run and a published one."""
+    planner, measured_s = run.planner, run.measured.step_s
+    subject = PlanSubject(model=planner.model, cluster=run.cluster, job=planner.job)
+
+    def calibration(framework: str) -> Calibration:
+        return planner.calibration if framework == planner.job.framework.name else default_calibration(framework)
+
+    causes = list(split_gap(settings_of(subject, run.layout), settings_of(other.subject, other.layout), calibration))
+    if not other.states_recompute:
+        causes = [_unstated(cause) if cause.name == "recomputation" else cause for cause in causes]
+    own = [*_logged(run), *_full_memory(run), *_levers_off(subject, run.layout, calibration, levers)]
+    planned_s = run.planned.roomy_s * math.prod(cause.factor for cause in own)
+    speed = work_of(subject, run.layout) / (measured_s or planned_s)
+    rest = other.flops_per_s / speed / math.prod(cause.factor for cause in causes)
+    for cause in own:
+        # What a run is known or expected to lose explains no more than what is left.
+        factor = min(cause.factor, max(rest, 1.0))
+        causes.append(replace(cause, factor=factor))
+        rest /= factor
+    causes.append(GapCause(name=SOFTWARE, factor=rest, basis="unexplained", change=f"{other.software}, {other.year}"))
+    causes.sort(key=lambda cause: -abs(math.log(cause.factor)))
+    return SpeedGap(published=other, flops_per_s=speed, is_measured=measured_s is not None, causes=tuple(causes))
+
+
+def _unstated(cause: GapCause) -> GapCause:
+    return replace(cause, change=f"{cause.change} (not stated by the source)")
+
+
+def _logged(run: DiagnosisInput) -> list[GapCause]:
+    """Return what the log shows to slow the run down."""
+    figures = {cause.kind: cause.figures for cause in run.measured.causes}
+    found = []
+    if stall := figures.get(CauseKind.DATA_STALL):
+        factor = 1 / (1 - min(positive(stall["share"]) or 0.0, 0.99))
+        found.append(GapCause(name="data", factor=factor, basis="measured", through="host", change="waits for data"))
+    if straggler := figures.get(CauseKind.STRAGGLER):
+        factor = 1 + (positive(straggler["behind"]) or 0.0)
+        change = "the slowest rank over the fastest"
+        found.append(GapCause(name="straggler", factor=factor, basis="measured", through="host", change=change))
+    return found
+
+
+def _full_memory(run: DiagnosisInput) -> list[GapCause]:
+    """Return what the allocator loses where the measured memory is nearly full."""
+    factor = run.slowdown(run.device_bytes) if run.measured.peak_bytes is not None else 1.0
+    full = f"{run.device_bytes / run.planned.capacity_bytes:.0%} of the GPU's memory in use"
+    return [GapCause(name="full memory", factor=factor, through="memory", change=full)] if factor > 1.005 else []
+
+
+def _levers_off(
+    subject: PlanSubject, layout: Layout, calibration: Calibrations, levers: Sequence[Lever]
+) -> list[GapCause]:
+    """Return what the levers that are off, and whose effect somebody measured, are expected to save together."""
+    # A plan assumes that gradients are reduced behind the backward pass.
+    fitted = calibration(subject.job.framework.name)
+    time = time_with_room(subject.model, subject.cluster, subject.job, batch_of([layout]), fitted, data_overlap=0.0)
+    shares = {name: float(part[0] / time.step_s[0]) for name, part in time.parts.items()}
+    known = sorted((each for each in levers if not each.is_assumed), key=lambda each: -each.predicted_gain(shares))
+    worth = [lever for lever in compatible(known) if lever.predicted_gain(shares) >= LEAST_SAVING]
+    saved = min(sum(lever.predicted_gain(shares) for lever in worth), 0.9)
+    names = ", ".join(f"+ {lever.label}" for lever in worth)
+    return [GapCause(name="levers", factor=1 / (1 - saved), change=names)] if worth else []
