@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from zenith_tune.api.diagnose import PUBLISHED, diagnose
 from zenith_tune.cli.options import (
     args_option,
     calibration_option,
@@ -49,7 +48,7 @@ class _BeforeCommand(click.Command):
 @args_option("What the command does not say: vocab=128256.")
 @risk_option("Propose nothing that runs out of memory with this probability or more.")
 @calibration_option()
-@click.option("--against", type=click.Choice([PUBLISHED]),
+@click.option("--against", type=click.Choice(["published"]),
               help="Also say why it is slower than the nearest published run, cause by cause.")  # fmt: skip
 @study_place
 @json_option
@@ -70,6 +69,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
 
     Exit code: 0 the run trains, 1 it failed, is kept waiting or fits nowhere, 2 a mistake in the command line.
     """
+    from zenith_tune.api.diagnose import diagnose
     from zenith_tune.shell import ParsedCommand
 
     command = context.meta[COMMAND]

@@ -136,12 +136,12 @@ Calibrations = Callable[[str], Calibration]
 
 def step_parts(runs: Sequence[tuple[PlanSubject, Layout]], calibration: Calibrations) -> dict[str, FloatArray]:
     """Return the seconds per operation of each GPU in each part of the runs' steps, with memory to spare."""
-    alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for row, (each, _) in enumerate(runs):
         job = each.job
-        alike[job.framework.name, job.framework.own_pipeline, each.cluster.gpu.name, job.precision].append(row)
+        groups[job.framework.name, job.framework.own_pipeline, each.cluster.gpu.name, job.precision].append(row)
     found: dict[str, FloatArray] = defaultdict(lambda: np.zeros(len(runs)))
-    for rows in alike.values():
+    for rows in groups.values():
         subjects, layouts = [runs[row][0] for row in rows], [runs[row][1] for row in rows]
         first = subjects[0]
         fitted = calibration(first.job.framework.name)
