@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from tests.doctor.runs import run_of
 from zenith_tune.calibrate.published_runs import published_runs
+from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
 from zenith_tune.doctor.diagnosed_run import Measured
 from zenith_tune.doctor.diagnosis_input import DiagnosisInput
@@ -98,6 +100,16 @@ def test_a_published_run_differs_from_itself_in_nothing_but_the_error_of_its_pla
     assert gap.published == other
     assert [cause.name for cause in gap.causes] == [SOFTWARE]
     assert gap.ratio == pytest.approx(1.3)
+
+
+def test_a_slow_network_between_nodes_is_named_and_acts_through_messages() -> None:
+    run = run_of("Z1 TP2 mbs1", model="llama3-8b", cluster="h100x16", gbs=64)
+    slow = replace(run.cluster, network=LinkSpec(bytes_per_s=2e9, latency_s=3e-5))
+    gap = gap_of(DiagnosisInput.of(Planner(run.planner.model, slow, run.planner.job), run.layout))
+    machine = named(gap, "machine")
+    assert machine.change == "network 2 GB/s -> 50 GB/s"
+    assert machine.through == "messages" and machine.factor > 1.1
+    assert "machine" not in [cause.name for cause in gap_of(run).causes]
 
 
 @pytest.mark.parametrize(
