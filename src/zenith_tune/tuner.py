@@ -264,6 +264,7 @@ class PresetTuner:
             trials_path=folder.path / "trials",
             database_url=shown(config.place.database_url),
             best_command_path=folder.best_command,
+            best_diff_path=folder.best_diff,
             study_name=config.place.study_name,
             warnings=config.line_warnings(),
             findings=findings,

@@ -30,12 +30,14 @@ def recognised_preset(command: str) -> str:
     for name in FRAMEWORKS:
         if may_be(name, command):
             return name
+    from zenith_tune.shell.opened_script import training_line
     from zenith_tune.shell.secrets import find_secrets, mask
 
     known = ", ".join(PresetRegistry.names())
     missing = [f", and {name} does not exist here" for name in _SCRIPT.findall(command) if not Path(name).exists()]
+    shown = mask(training_line(command), find_secrets(command))
     raise UsageError(
-        f"no preset recognises the command {mask(command, find_secrets(command))!r}{''.join(missing[:1])}",
+        f"no preset recognises the command {shown!r}{''.join(missing[:1])}",
         hint=f"tune a program of your own by --space NAME=VALUES, or choose a framework by --preset ({known})",
     )
 

@@ -16,6 +16,8 @@ from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.opened_script import changed_script
+from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
@@ -78,7 +80,7 @@ def best_as_json(study: Study) -> dict[str, Any] | None:
 def export(
     study: Study, header: StudyHeader, folder: StudyFolder, best_command: str | None, search: StudySearch | None = None
 ) -> None:
-    """Write trials.csv, study.json and best_command.sh, each as a whole."""
+    """Write trials.csv, study.json, best_command.sh and the change of an opened script, each as a whole."""
     write_atomically(folder.csv, _csv(study))
     content = {**asdict(header), "direction": str(study.direction), **outcome_as_json(study)}
     trials = [{**trial_as_json(trial), "identity": trial.identity} for trial in study.runs]
@@ -87,6 +89,8 @@ def export(
     if best_command is not None:
         start = _change_of_folder(best_command, header.working_folder)
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{start}{best_command}\n")
+        if (change := changed_script(header.command, best_command)) is not None:
+            write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
 
 
 def _change_of_folder(command: str, folder: str) -> str:

@@ -33,6 +33,8 @@ class StudyFolder:
         self.csv = self.path / "trials.csv"
         self.json = self.path / "study.json"
         self.best_command = self.path / "best_command.sh"
+        self.best_diff = self.path / "best.diff"
+        """What `patch` takes to make the user's own script the best one, where a script was opened."""
         self.page = self.path / "report.html"
         self.environment = self.path / "environment.json"
         self.record = self.path / RECORD_NAME

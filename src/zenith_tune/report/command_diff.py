@@ -7,6 +7,7 @@ import re
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Word, lex
+from zenith_tune.shell.opened_script import training_line
 from zenith_tune.shell.parsed_command import OVERRIDE
 
 VALUE = re.compile(r"-?\d|[^-]")
@@ -20,7 +21,7 @@ def command_diff(before: str, after: str) -> list[str]:
     ['- --tp 4', '+ --tp 2', '+ --fused']
     """
     try:
-        old, new = _parts(before), _parts(after)
+        old, new = _parts(training_line(before)), _parts(training_line(after))
     except CommandError:  # a record may hold anything
         return []
     return [line for line in difflib.ndiff(old, new) if line[:1] in "+-"]

@@ -17,6 +17,8 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=", re.ASCII)
 
 _SCRIPTS = (".py", ".sh", ".bash")
 _SHELL_SCRIPTS = (".sh", ".bash")
+EVALUATED = 'eval "$zenithtune_command"'
+"""How a shell text runs the training command that is its first argument: behind `bash -c TEXT NAME`."""
 PYTHON = re.compile(r"python[0-9.]*t?|pypy[0-9.]*")
 
 
@@ -107,6 +109,8 @@ def _after_shell(words: Sequence[Word], at: int) -> Arguments | ShellText:
         at += option.count("o") + option.count("O")
     if at >= len(words) or words[at].value == "-":
         raise refusal(f"{name} must be given a script or -c, not read its program from its input", name)
+    if is_text and EVALUATED in words[at].value and at + 2 < len(words):
+        return ShellText(at + 2)
     return ShellText(at) if is_text else Arguments(at + 1, by_shell=True)
 
 

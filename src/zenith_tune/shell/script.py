@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.interpreter import MAX_BYTES, REST, ShellVariables
-from zenith_tune.shell.launchers import ShellText, locate, program_name
+from zenith_tune.shell.launchers import EVALUATED, Arguments, ShellText, locate, program_name
 from zenith_tune.shell.lexer import BUILTINS, CONTROL_FLOW, TRIVIAL, Word, lex
 from zenith_tune.shell.parsed_command import ParsedCommand
 from zenith_tune.shell.structure import (
@@ -34,6 +35,14 @@ IsProgram = Callable[[Sequence[str], int], bool]
 """A test whether the word at a place among others is the program that is looked for."""
 
 
+class Source(NamedTuple):
+    """A command as it is written, and the variables that it finds."""
+
+    settings: tuple[Word, ...]
+    words: tuple[Word, ...]
+    variables: ShellVariables
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRun:
     """One run of the program, with its variables filled in."""
@@ -54,6 +63,7 @@ class ProgramRun:
     """Lists that a condition which cannot be followed may have made longer."""
     is_guarded: bool = False
     """Whether a condition that cannot be followed decides if it runs."""
+    source: Source
 
 
 MAX_DEPTH = 8
@@ -81,14 +91,19 @@ class ScriptReading(NamedTuple):
     """The reason why part of it was not read; empty where all was."""
 
 
-def find_runs(command: str, is_program: IsProgram, environment: Mapping[str, str] | None = None) -> ScriptReading:
+def find_runs(
+    command: str, is_program: IsProgram, environment: Mapping[str, str] | None = None, *, is_open: bool = False
+) -> ScriptReading:
     """Follow a command and its scripts as far as they can be read; what was found by then stays found.
+
+    With `is_open` a variable that is set nowhere may be set all the same, and stays as it is written.
 
     >>> reading = find_runs("LR=2; python train.py --lr $LR", lambda words, at: words[at] == "train.py")
     >>> reading.runs[0].launcher, reading.runs[0].arguments
     (('python',), ('--lr', '2'))
     """
-    walk = _Walk(ShellVariables(environment=os.environ if environment is None else environment), is_program)
+    environment = os.environ if environment is None else environment
+    walk = _Walk(ShellVariables(environment=environment, is_open=is_open), is_program)
     budget = walk.variables.budget
     try:
         walk.read(command)
@@ -308,19 +323,22 @@ class _Walk:
         child = self.variables.child(())
         for word in (*settings, *set_by_env(words)):
             child.assign(word)
-        at = next((i for i in range(len(expanded)) if self._is_program(expanded, i)), None)
-        if at is not None:
-            self.found.append(self._noted(expanded, at, child, is_guarded=self._is_guarded or state != RUN))
-            return
-        try:
+        place: Arguments | ShellText | None = None
+        with suppress(CommandError):
             place = locate(words)
-        except CommandError:
-            return
         if isinstance(place, ShellText):
             child.arguments, child.passes_rest = self.variables.arguments, self.variables.passes_rest
+            if place.word > 1 and EVALUATED in words[place.word - 2].value:
+                child.arguments, child.name = expanded[place.word :], expanded[place.word - 1]
+                place = ShellText(place.word - 2)
             text = self.variables.joined(words[place.word])[place.offset :]
             self._elsewhere(child, self._script, state).read(text)
-        elif place.by_shell and (file := "".join(self.variables.expand(words[place.first - 1]))):
+            return
+        at = next((i for i in range(len(expanded)) if self._is_program(expanded, i)), None)
+        if at is not None:
+            source = Source(tuple(settings), tuple(words), self.variables.copy())
+            self.found.append(self._noted(expanded, at, child, source, is_guarded=self._is_guarded or state != RUN))
+        elif place is not None and place.by_shell and (file := "".join(self.variables.expand(words[place.first - 1]))):
             given = self._expanded(words[place.first :])
             child = child.child([*given, *([] if self._script else [REST])])
             child.name = file
@@ -341,7 +359,9 @@ class _Walk:
         inner.functions, inner._base, inner._is_guarded = {}, RUN, self._is_guarded or state != RUN
         return inner
 
-    def _noted(self, words: list[str], at: int, variables: ShellVariables, *, is_guarded: bool) -> ProgramRun:
+    def _noted(
+        self, words: list[str], at: int, variables: ShellVariables, source: Source, *, is_guarded: bool
+    ) -> ProgramRun:
         arguments = words[at + 1 :]
         return ProgramRun(
             launcher=tuple(words[:at]),
@@ -353,6 +373,7 @@ class _Walk:
             folder=self._folder,
             extended=tuple(sorted(self.variables.used)),
             is_guarded=is_guarded,
+            source=source,
         )
 
     def _place(self, name: str) -> Path | None:

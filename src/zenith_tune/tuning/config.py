@@ -27,6 +27,7 @@ from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.runners.base import parallel_trials
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.launchers import EVALUATED
 from zenith_tune.shell.placeholders import (
     fill_placeholders,
     misspelt_placeholder,
@@ -365,6 +366,8 @@ class StudyConfig:
     def notes(self, of_runner: Sequence[str] = ()) -> list[str]:
         """Return how the study goes about it."""
         notes = [*self.preset.notes(self.command), *of_runner]
+        if EVALUATED in self.command:
+            notes.append("trials run the text of your script with another training command; the file itself stays")
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:

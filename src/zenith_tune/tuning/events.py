@@ -78,6 +78,8 @@ class StudyEnd:
     verdict: Verdict | None = None
     diagnosis: list[str] = field(default_factory=list)
     """What limits the fastest run, and what to change."""
+    best_diff_path: Path | None = None
+    """The change of the user's script, where it was opened."""
 
 
 class StudyListener:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.describe.topology import read_topology
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
 from zenith_tune.evaluators.json_lines import PREFIX
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
@@ -20,6 +20,7 @@ from zenith_tune.record.reader import recorded_choices
 from zenith_tune.registry import construct, parse_pairs, typed
 from zenith_tune.runners.base import Runner, named_runner
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.opened_script import opened_script
 from zenith_tune.shell.secrets import find_secrets, secrets_of_environment
 from zenith_tune.strategies.base import StrategyRegistry, TuningStrategy
 from zenith_tune.study.parameters import Direction
@@ -31,7 +32,28 @@ EXAMPLES = {"slurm": "partition=gpu,time=00:20:00", "runner_args": "grace_s=10",
 
 
 def resolve(command: str, options: TuneOptions, words: tuple[str, ...] | None = None) -> StudyConfig:
-    """Return the study of a command; `words` are the options of the command line that made it, to resume it with."""
+    """Return the study of a command; `words` are the options of the command line that made it, to resume it with.
+
+    A script that hands no options on, or has some that trials must change, is opened: the study is of its text.
+    """
+    try:
+        opened = opened_script(command)
+    except CommandError:
+        opened = command
+    if opened == command:
+        return _resolved(command, options, words)
+    takes_options = not ParsedCommand.of(command).warnings()
+    first, second = (command, opened) if takes_options else (opened, command)
+    refused: dict[str, UsageError] = {}
+    for each in (first, second):
+        try:
+            return _resolved(each, options, words)
+        except UsageError as error:
+            refused[each] = error
+    raise refused[opened]
+
+
+def _resolved(command: str, options: TuneOptions, words: tuple[str, ...] | None) -> StudyConfig:
     check_text(command, "the training command")
     args = _tune_args(options)
     preset_name, preset_args, preset = _make_preset(options, command, args)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.launchers import EVALUATED
 from zenith_tune.shell.parsed_command import script_text
 from zenith_tune.shell.script import ProgramRun, find_runs
 
@@ -43,7 +44,7 @@ def is_read_whole(command: str, runs: Sequence[ProgramRun]) -> bool:
     if len(runs) != 1 or [run.arguments for run in anywhere] != [runs[0].arguments]:
         return False
     [run] = runs
-    text = f"{command}\n{script_text(run.script) if run.script else ''}"
+    text = f"{command.replace(EVALUATED, '')}\n{script_text(run.script) if run.script else ''}"
     is_open = any(mark in word for word in run.arguments for mark in "$`")
     return not (run.extended or run.is_guarded or is_open or UNFOLLOWED.search(text))
 

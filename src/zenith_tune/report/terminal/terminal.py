@@ -204,6 +204,9 @@ class TerminalReporter(StudyListener):
             lines.append(_named("memory", f"{verdict.memory_share:.0%} of a GPU is used; {less}"))
         if study.best is not None and end.best_command_path.exists():
             lines.append(_named("run", f"bash {_near(end.best_command_path)}"))
+            if end.best_diff_path is not None and end.best_diff_path.exists():
+                script = end.best_diff_path.read_text().partition("\n")[0].removeprefix("--- ")
+                lines.append(_named("or", f"patch {script} {_near(end.best_diff_path)}"))
         elif study.trials or study.baseline:
             lines.append(_named("logs", str(_near(end.trials_path))))
         if (page := self._page(end)) is not None:

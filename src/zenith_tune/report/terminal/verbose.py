@@ -161,11 +161,17 @@ class VerboseReporter(StudyListener):
             self._say(f"verdict: {end.verdict.sentence}")
         for line in end.diagnosis:
             self._say(f"diagnosis: {line}")
-        paths = {"best": end.best_command_path, "csv": end.csv_path, "json": end.json_path, "logs": end.trials_path}
+        paths = {
+            "best": end.best_command_path,
+            "diff": end.best_diff_path,
+            "csv": end.csv_path,
+            "json": end.json_path,
+            "logs": end.trials_path,
+        }
         if (page := self._page(end)) is not None:
             paths["page"] = page
         for name, path in paths.items():
-            if path.exists():
+            if path is not None and path.exists():
                 self._say(f"{name:5} {path}")
         self._say(f"{'study':5} {end.database_url}")
         if end.reason is EndReason.INTERRUPTED:

@@ -1,0 +1,213 @@
+"""A command that starts a shell script, with the script's training command taken out of it for trials to change."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from zenith_tune.errors import CommandError
+from zenith_tune.shell.interpreter import REST, ShellVariables
+from zenith_tune.shell.launcher_catalog import LAUNCHERS, SHELLS, STARTERS, TRAINERS
+from zenith_tune.shell.launchers import EVALUATED, PYTHON
+from zenith_tune.shell.lexer import Redirection, Word, lex
+from zenith_tune.shell.options import Splice, apply_splices, deletion
+from zenith_tune.shell.parsed_command import ParsedCommand, script_text
+from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.target import splices_through
+
+MOST_CHARACTERS = 60_000
+"""Of a script: with quotes and all, Linux takes 131,072 bytes in a word of a command."""
+OWN_PLACE = re.compile(r"\$(?:BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?\})")
+ONE_EXPANSION = re.compile(r"\$(?:\w+|\{[^{}]*\})", re.ASCII)
+NO_TRAINING = {"pip", "venv", "ensurepip", "compileall", "json.tool", "site", "torch.utils.collect_env"}
+"""Modules of Python that scripts run beside their training."""
+NAMED = re.compile(r"\$\{?#?([A-Za-z_]\w*|[0-9@*#])", re.ASCII)
+
+
+def opened_script(command: str) -> str:
+    """Return a command that runs the text of its script, in which the training command is an argument.
+
+    The training command is evaluated where it stood, with the script's own variables; those that hold options are
+    written out. Raises CommandError with the reason where the script cannot be read so far.
+    """
+    for _ in range(3):  # a script may start another
+        target = ParsedCommand.of(command).target
+        if not target.by_shell:
+            break
+        command = _with_script_opened(command)
+    return command
+
+
+def _with_script_opened(command: str) -> str:
+    target = ParsedCommand.of(command).target
+    script, arguments = target.words[target.first - 1], target.words[target.first :]
+    text = script_text(script.value) if script.is_static and not target.changes_folder else ""
+    if not text or len(text) > MOST_CHARACTERS:
+        raise CommandError(f"{script.value} must be a script of at most {MOST_CHARACTERS:,} characters, to be changed")
+    written = _training_command(command, script.value, text)
+    start, end = written[0][0].start, written[-1][0].end
+    if any(isinstance(each, Redirection) and start < each.start < end for each in lex(text)):
+        raise CommandError(f"{script.value} has a redirection among the words of its training command")
+    line = " ".join(out for _, outs in written for out in outs)
+    given = " ".join(text_of(target.text, word) for word in arguments)
+    body = text[:start] + EVALUATED + text[end:]
+    prefix = f"zenithtune_command=$1; set -- {given}".rstrip() + "\n"
+    opened = f"-c {shlex.quote(prefix + OWN_PLACE.sub('$0', body))} {text_of(target.text, script)} {shlex.quote(line)}"
+    before = _name(target.words[target.first - 2].value) if target.first > 1 else ""
+    shell = "" if before in SHELLS or before.startswith("-") else f"{_shell_of(text)} "
+    last = arguments[-1] if arguments else script
+    splices = splices_through(target.layers, [Splice(script.start, last.end, shell + opened)])
+    return apply_splices(command, splices)
+
+
+def training_line(command: str) -> str:
+    """Return the training command of an opened script, and any other command as it is."""
+    target = ParsedCommand.of(command).found_target
+    return target.text if target is not None and target.layers and EVALUATED in command else command
+
+
+class ScriptChange(NamedTuple):
+    """A user's script, and its text with another training command."""
+
+    path: str
+    before: str
+    after: str
+
+    @property
+    def diff(self) -> str:
+        """What `patch` takes to change the script."""
+        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
+        return "".join(difflib.unified_diff(before, after, self.path, self.path))
+
+
+def changed_script(own: str, changed: str) -> ScriptChange | None:
+    """Return the script that was opened for one command, with the training command that it has in another.
+
+    Words of the script that stay the same are left as they are written. None where there is no such script any more.
+    """
+    if EVALUATED not in own:
+        return None
+    words = [word.value for word in ParsedCommand.of(own).target.layers[0].commands[0].words]
+    at = next((place for place, word in enumerate(words) if EVALUATED in word), 0)
+    path, arguments = words[at + 1], words[at].partition("set --")[2].partition("\n")[0]
+    text = script_text(path)
+    try:
+        written = _training_command(f"bash {shlex.quote(path)} {arguments}", path, text)
+        new = [
+            each for token in lex(training_line(changed)) if (each := training_line(changed)[token.start : token.end])
+        ]
+    except CommandError:
+        return None
+    after = apply_splices(text, list(_changes(text, written, new)))
+    return ScriptChange(path, text, after) if after != text else None
+
+
+def _changes(text: str, written: Sequence[tuple[Word, list[str]]], new: list[str]) -> Iterator[Splice]:
+    """Yield what puts new words in place of the old ones, each of which stands for some words that are written out."""
+    old = [(place, out) for place, (_, outs) in enumerate(written) for out in outs]
+    kept: dict[int, list[str]] = {place: [] for place in range(len(written))}
+    matcher = difflib.SequenceMatcher(None, _keys([out for _, out in old]), _keys(new), autojunk=False)
+    for kind, start, end, first, last in matcher.get_opcodes():
+        if kind == "equal":
+            for (place, _), out in zip(old[start:end], new[first:last], strict=True):
+                kept[place].append(out)
+        elif (
+            kind == "insert" and start and old[start - 1][0] != old[min(start, len(old) - 1)][0]
+        ):  # behind the words of a place
+            at = written[old[start - 1][0]][0].end
+            yield Splice(at, at, "".join(f" {word}" for word in new[first:last]))
+        else:
+            kept[old[min(start, len(old) - 1)][0]] += new[first:last]
+    for place, (word, outs) in enumerate(written):
+        if kept[place] != outs:
+            yield Splice(word.start, word.end, " ".join(kept[place])) if kept[place] else deletion(text, word)
+
+
+def _keys(words: Sequence[str]) -> list[str]:
+    """Return what the words of two commands are matched by: an option's value counts as that option's, whatever it is.
+
+    >>> _keys(["python", "train.py", "--lr", "1"])
+    ['python', 'train.py', '--lr', '--lr=']
+    """
+    return [f"{before}=" if before[:1] == "-" != word[:1] else word for before, word in pairwise(["", *words])]
+
+
+def text_of(text: str, word: Word) -> str:
+    """Return a word as it is written."""
+    return text[word.start : word.end]
+
+
+def _shell_of(text: str) -> str:
+    """Return the shell that a script's first line asks for."""
+    words = text.partition("\n")[0].removeprefix("#!").split() if text.startswith("#!") else []
+    at = next((place for place, word in enumerate(words) if _name(word) in SHELLS), None)
+    return "bash" if at is None else " ".join(words[at:])
+
+
+def _training_command(command: str, script: str, text: str) -> list[tuple[Word, list[str]]]:
+    """Return the words of the one command of a script that trains, each with what it is where options are put in."""
+    tokens = set(lex(text))
+
+    def is_program(words: Sequence[str], at: int) -> bool:
+        return not at and script not in words and _trains(words)
+
+    free = _runs_in(tokens, find_runs(command, is_program, {}, is_open=True).runs)
+    here = _runs_in(tokens, find_runs(command, is_program).runs)
+    if len(here) != 1:
+        found = ", ".join(run.program for run in here) or "none"
+        raise CommandError(f"{script} must start one program that trains, to be changed, but it starts {found}")
+    source = here[0].source
+    readings = [run.source.variables for run in (*free, *here) if run.source.words == source.words]
+    written = [(word, [text_of(text, word)]) for word in (*source.settings, *source.words)]
+    for word, outs in written[len(source.settings) :]:
+        options = (_written_out(word, variables) for variables in readings)
+        outs[:] = next((each for each in options if each is not None), outs)
+    return written
+
+
+def _runs_in(tokens: Collection[object], runs: Sequence[ProgramRun]) -> list[ProgramRun]:
+    """Return the different runs that stand in a text: those with a launcher of ranks, else of no other script."""
+    found = list({run.source.words: run for run in runs if all(word in tokens for word in run.source.words)}.values())
+    launched = [run for run in found if _name(run.program) in STARTERS - SHELLS]
+    return launched or [run for run in found if _name(run.program) not in SHELLS] or found
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Return whether a command may be the one that trains: Python, or what starts it, with a script or a module."""
+    name, rest = _name(words[0]), words[1:]
+    if PYTHON.fullmatch(name) and (rest[:1] == ["-c"] or (rest[:1] == ["-m"] and {*rest[1:2]} & NO_TRAINING)):
+        return False
+    if name in TRAINERS or name.endswith(".py"):
+        return True
+    launcher = LAUNCHERS.get(name)
+    if launcher is None and name not in SHELLS and not PYTHON.fullmatch(name):
+        return False
+    starts = any(word.endswith((".py", ".sh")) or word in ("-m", "--module") or word in TRAINERS for word in rest)
+    return starts and all(word in rest for word in (launcher.subcommands if launcher else ()))
+
+
+def _name(word: str) -> str:
+    return word.rpartition("/")[2]
+
+
+def _written_out(word: Word, variables: ShellVariables) -> list[str] | None:
+    """Return the words that the script's variables make of one; None where they set nothing in it, or it is unsure."""
+    names = set(NAMED.findall(word.value))
+    is_set = any(name in variables.values or (not name[0].isalpha() and name[0] != "_") for name in names)
+    if word.is_static or not is_set or names & (variables.unsure | variables.extended):
+        return None
+    written: list[str] = []
+    for value in variables.expand(word):
+        if not re.search(r"[$`]", value):
+            written += [] if value == REST else [shlex.quote(value)]
+        elif ONE_EXPANSION.fullmatch(value):
+            written.append(value)
+        elif re.fullmatch(r"\$\([^()]*\)", value) or not re.search(r"\$\(|[`\"\\]", value):
+            written.append(f'"{value}"')
+        else:
+            return None
+    return written
