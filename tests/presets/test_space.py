@@ -173,3 +173,46 @@ def test_a_space_without_an_objective_asks_for_one_where_no_python_runs() -> Non
     with pytest.raises(UsageError) as refused:
         SpacePreset(space="n=1..8").evaluator()
     assert "--objective" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("command", "axes", "wanted"),
+    [
+        ("python t.py model.tp=2 +lr=1 -m x", "model.tp=2,4", "python t.py model.tp=4 +lr=1 -m x"),
+        ("python t.py lr=1", "data.workers=2,4", "python t.py lr=1 data.workers=4"),
+        ("python t.py --a.b 1", "a.b=2,4", "python t.py --a.b 4"),
+        ("python t.py c.yaml", "batch=4,8", "python t.py {trial_folder}/c.yaml"),
+        ("python t.py --config=c.yaml", "model.layers=2,4", "python t.py --config={trial_folder}/c.yaml"),
+        ("python t.py c.yaml --batch 4", "batch=4,8", "python t.py c.yaml --batch 8"),
+        ("python t.py c.yaml", "other=4,8", "python t.py c.yaml --other 8"),
+        ("bash -c 'python t.py c.yaml'", "batch=4,8", "bash -c 'python t.py {trial_folder}/c.yaml'"),
+    ],
+)
+def test_values_go_where_the_program_has_them(
+    command: str, axes: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(CONFIG)
+    preset = SpacePreset(space=axes)
+    preset.bind(command)
+    point = {name: axis.grid(9)[-1] for name, axis in preset.get_search_space().items()}
+    assert preset.apply_parameters(command, point) == wanted
+
+
+CONFIG = "batch: 4  # samples\nmodel: {layers: 2}\n"
+
+
+def test_a_study_of_a_file_leaves_the_file_alone(zenithtune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"model": {"layers": 2, "name": "x"}, "lr": 0.1}')
+    (tmp_path / "t.py").write_text("import json, sys; print('speed', json.load(open(sys.argv[1]))['model']['layers'])")
+    given = ("--space", "model.layers=1,2,3", "--objective", r"speed (\d+)", "--maximize", "--no-confirm")
+    place = ("--output-dir", str(tmp_path / "out"), "--study-name", "s")
+    command = (sys.executable, str(tmp_path / "t.py"), str(tmp_path / "c.json"))
+    done = zenithtune("optimize", *place, *given, "--", *command)
+    assert done.returncode == 0, done.stderr
+    best = tmp_path / "out" / "s" / "best_command.sh"
+    assert json.loads((tmp_path / "out" / "s" / "c.json").read_text())["model"] == {"layers": 3, "name": "x"}
+    assert subprocess.run(["bash", best], capture_output=True, text=True, check=True).stdout == "speed 3\n"
+    assert json.loads((tmp_path / "c.json").read_text())["model"]["layers"] == 2
+    study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
+    assert len(study["trials"]) == 3, "the user's own values are one of the points"

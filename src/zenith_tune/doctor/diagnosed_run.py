@@ -16,7 +16,7 @@ from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.base import PresetRegistry, recognised_preset
+from zenith_tune.presets.base import PresetRegistry, recognised
 from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.megatron.documented.command import runs_ms_swift
 from zenith_tune.presets.megatron.documented.dialect import switched_on
@@ -135,7 +135,7 @@ class RunHints:
 
 def from_command(command: str, hints: RunHints) -> DiagnosedRun:
     """Read the run of a command."""
-    name = hints.preset or recognised_preset(command)
+    name, command = (hints.preset, command) if hints.preset else recognised(command)
     if name == MEGATRON_LM:
         return megatron_lm_run(command, hints)
     if name == MEGATRON:

@@ -35,7 +35,7 @@ from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.engine_log import is_of_trainer, read_trainer_steps
 from zenith_tune.evaluators.steady import long_run
 from zenith_tune.evaluators.steps import LoggedSteps, after_steps, has_steps
-from zenith_tune.presets.base import recognised_preset
+from zenith_tune.presets.base import recognised
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
@@ -221,7 +221,7 @@ def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
 
 
 def _evaluator(command: str, hints: RunHints) -> TuningEvaluator:
-    name = hints.preset or recognised_preset(command)
+    name, command = (hints.preset, command) if hints.preset else recognised(command)
     if name == MEGATRON_LM:
         return MegatronEvaluator()
     preset = made_preset(name, hints.all_args)

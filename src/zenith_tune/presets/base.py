@@ -6,10 +6,11 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import CommandError, UnknownNameError, UsageError
 from zenith_tune.presets.recognition import FRAMEWORKS, may_be, recognised_as
 from zenith_tune.registry import Registry
 
@@ -50,6 +51,19 @@ def _plugin_recognises(name: str, command: str) -> bool:
         return PresetRegistry.get(name).recognises(command)
     except UnknownNameError:  # a plugin that cannot be loaded, of which the registry has warned
         return False
+
+
+def recognised(command: str) -> tuple[str, str]:
+    """Return the preset that recognises a command, and the command: its script opened where nothing else shows it."""
+    from zenith_tune.shell.opened_script import opened_script
+
+    try:
+        return recognised_preset(command), command
+    except UsageError as error:
+        with suppress(CommandError):
+            if (opened := opened_script(command)) != command:
+                return recognised_preset(opened), opened
+        raise error from None
 
 
 class TuningPreset(ABC):

@@ -11,8 +11,9 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.parts import CompletePreset
+from zenith_tune.presets.shared.config_file import ConfigFile, config_files
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.placeholders import fill_or_set
+from zenith_tune.shell.placeholders import fill_or_set, placeholder_names
 from zenith_tune.study.parameters import (
     CategoricalParameter,
     FloatParameter,
@@ -24,7 +25,7 @@ from zenith_tune.study.parameters import (
 
 SEPARATOR = ";"
 """Between the axes of one text."""
-_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*", re.ASCII)
 _RANGE = re.compile(r"(log:)?([^,]+?)\.\.([^,]+)")
 EXAMPLE = "write e.g. --space bs=4,8,16 or --space lr=log:1e-5..1e-3"
 OBJECTIVE = "give --objective 'PATTERN WITH ONE (GROUP)', --objective json:NAME or --evaluator duration"
@@ -74,7 +75,9 @@ def _read(text: str) -> int | float | str:
 class SpacePreset(CompletePreset):
     """Tune what `--space` lists: a value fills its placeholder, such as {bs}, or else sets the option --bs.
 
-    Where nothing says what to read of a Python program, a hook measures the steps of its optimizer.
+    Where the command has no such option, it may have an argument bs=8, as Hydra reads them, or name a YAML or JSON file
+    with that key, of which a trial has a copy; model.layers is a key inside another. Where nothing says what to read of
+    a Python program, a hook measures the steps of its optimizer.
     """
 
     def __init__(self, *, space: str) -> None:
@@ -86,9 +89,23 @@ class SpacePreset(CompletePreset):
         self._command = ""
         self._hook: dict[str, str] = {}
         """The files of a trial's hook, where steps are measured."""
+        self._overrides: list[str] = []
+        """The axes that are arguments KEY=VALUE."""
+        self._in_files: dict[str, ConfigFile] = {}
+        """The axes that are keys of a file."""
 
     def bind(self, command: str) -> None:
-        self._command = command
+        self._command, line = command, ParsedCommand.of(command)
+        filled, files = placeholder_names(command, self._options), config_files(command)
+        for name, option in self._options.items():
+            key = option[2:]
+            if name in filled or line.has(option):
+                continue
+            file = next((file for file in files if file.value(key) is not None), None)
+            if key in line.overrides or (file is None and "." in key and line.overrides):
+                self._overrides.append(name)
+            elif file is not None:
+                self._in_files[name] = file
 
     def get_search_space(self) -> dict[str, Parameter]:
         return dict(self._space)
@@ -103,14 +120,30 @@ class SpacePreset(CompletePreset):
         return watched(command) if self._hook else command
 
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str | None:
-        return self._filled(command, params) if self._hook else None
+        return self._filled(command, params, str(folder)) if self._hook or self._in_files else None
 
-    def _filled(self, command: str, params: Mapping[str, Value]) -> str:
-        return fill_or_set(command, self._options, params, keeps_names=True)
+    def _filled(self, command: str, params: Mapping[str, Value], folder: str = "{trial_folder}") -> str:
+        elsewhere = {*self._overrides, *self._in_files}
+        options = {name: option for name, option in self._options.items() if name not in elsewhere}
+        line = ParsedCommand.of(fill_or_set(command, options, params, keeps_names=True))
+        line = line.override({self._options[name][2:]: params[name] for name in self._overrides if name in params})
+        for file in {file.path: file for file in self._in_files.values()}.values():
+            line = line.with_argument(file.path, f"{folder}/{file.name}")
+        return line.text
+
+    def _texts(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the user's files with a point's values."""
+        texts = {}
+        for file in {file.path: file for file in self._in_files.values()}.values():
+            names = [name for name, each in self._in_files.items() if each is file and name in params]
+            texts[file.name] = file.with_values({self._options[name][2:]: params[name] for name in names})
+        return texts
 
     def own_point(self, command: str) -> Params | None:
         line = ParsedCommand.of(command)
         own = {name: line.get(option) for name, option in self._options.items()}
+        own |= {name: line.overrides.get(self._options[name][2:]) for name in self._overrides}
+        own |= {name: str(file.value(self._options[name][2:])) for name, file in self._in_files.items()}
         point = {name: _read(text) for name, text in own.items() if text}
         is_whole = point.keys() == self._space.keys()
         return {**point} if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
@@ -127,7 +160,10 @@ class SpacePreset(CompletePreset):
         return OptimizerStepEvaluator(OBJECTIVE)
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        return self._hook
+        return {**self._hook, **self._texts(params)}
+
+    def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
+        return self._texts(params)
 
     def baseline_files(self) -> dict[str, str]:
         return self._hook

@@ -138,6 +138,28 @@ class ParsedCommand:
         added = [f"{key}={shlex.quote(value)}" for key, value in wanted.items() if key not in self.overrides]
         return self._edited(splices, added)
 
+    @property
+    def arguments(self) -> list[str]:
+        """The program's own arguments, expansions as they are written."""
+        target = self.found_target
+        return [word.value for word in own_words(target.words, target.first)] if target else []
+
+    def with_argument(self, old: str, new: str) -> ParsedCommand:
+        """Return the command with another argument, or value of an option, in place of one.
+
+        >>> ParsedCommand.of("python train.py a.yaml --also=a.yaml").with_argument("a.yaml", "b.yaml").text
+        'python train.py b.yaml --also=b.yaml'
+        """
+        target = self.target
+        words = own_words(target.words, target.first)
+        splices = [
+            splice._replace(text=splice.text.replace(shlex.quote(new), _quoted(new)))
+            for word in words
+            if word.value == old or word.value.endswith(f"={old}")
+            for splice in _within(target.text, word, len(word.value) - len(old), new)
+        ]
+        return self._edited(splices, [])
+
     def remove(self, option: str) -> ParsedCommand:
         """Return the command without an option that takes one value, and without that value."""
         text, name = self.target.text, canonical(option)
