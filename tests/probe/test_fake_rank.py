@@ -17,7 +17,7 @@ from zenith_tune.probe.fake_rank import (
     without,
 )
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 LAYOUT = Layout(num_gpus=64, tp=8, pp=4, cp=2, micro_batch=2, global_batch=64)
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from zenith_tune.shell.structure import MAYBE, RUN, SKIP, Branch, both, either, holds, inverse
+from zenith_tune.shell.scripts.structure import MAYBE, RUN, SKIP, Branch, both, either, holds, inverse
 
 TESTS = [
     "[ a = a ]",

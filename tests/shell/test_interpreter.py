@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.shell.interpreter import REST, ShellVariables
 from zenith_tune.shell.lexer import Word, lex
+from zenith_tune.shell.scripts.interpreter import REST, ShellVariables
 
 
 def variables(*assignments: str, arguments: tuple[str, ...] = ("one", "two"), **environment: str) -> ShellVariables:

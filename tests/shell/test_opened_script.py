@@ -10,7 +10,7 @@ import pytest
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.opened_script import changed_script, opened_script
+from zenith_tune.shell.scripts.opened import changed_script, opened_script
 
 TRAINER = r"""#!/bin/bash
 echo "in $PWD, A=$A, for $SCRIPT"

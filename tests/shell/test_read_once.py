@@ -6,7 +6,7 @@ import pytest
 
 from zenith_tune.shell import ParsedCommand, lexer
 from zenith_tune.shell.placeholders import fill_or_set
-from zenith_tune.shell.script import find_runs
+from zenith_tune.shell.scripts.runs import find_runs
 from zenith_tune.shell.secrets import find_secrets
 from zenith_tune.shell.variables import set_variables, with_variables
 

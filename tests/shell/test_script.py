@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.thoroughness import examples
 from zenith_tune.presets.megatron.command import find_pretrain_run
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 PLAIN = "torchrun --nproc-per-node 8 pretrain_gpt.py --bf16"
 FAKE_TORCHRUN = """#!/bin/sh

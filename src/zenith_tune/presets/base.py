@@ -31,7 +31,7 @@ def recognised_preset(command: str) -> str:
     for name in FRAMEWORKS:
         if may_be(name, command):
             return name
-    from zenith_tune.shell.opened_script import training_line
+    from zenith_tune.shell.scripts.opened import training_line
     from zenith_tune.shell.secrets import find_secrets, mask
 
     known = ", ".join(PresetRegistry.names())
@@ -55,7 +55,7 @@ def _plugin_recognises(name: str, command: str) -> bool:
 
 def recognised(command: str) -> tuple[str, str]:
     """Return the preset that recognises a command, and the command: its script opened where nothing else shows it."""
-    from zenith_tune.shell.opened_script import opened_script
+    from zenith_tune.shell.scripts.opened import opened_script
 
     try:
         return recognised_preset(command), command

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 ANOTHER_ORDER = "--use-tp-pp-dp-mapping"
 LEFT_OUT = frozenset(

@@ -32,7 +32,7 @@ from zenith_tune.presets.megatron.written import measured_command, written_comma
 from zenith_tune.presets.shared.launched_gpus import WORLD_SIZE, pretrain_gpus
 from zenith_tune.probe.fake_rank import in_folder, interpreter
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 if TYPE_CHECKING:
     from zenith_tune.planner.planner import Planner

@@ -16,7 +16,7 @@ from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.opened_script import changed_script
+from zenith_tune.shell.scripts.opened import changed_script
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.study.files import write_atomically, write_json
 from zenith_tune.study.study import Study

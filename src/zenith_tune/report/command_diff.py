@@ -7,8 +7,8 @@ import re
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Word, lex
-from zenith_tune.shell.opened_script import training_line
 from zenith_tune.shell.parsed_command import OVERRIDE
+from zenith_tune.shell.scripts.opened import training_line
 
 VALUE = re.compile(r"-?\d|[^-]")
 """The begin of a word that is an option's value: a negative number is one."""

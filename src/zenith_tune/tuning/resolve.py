@@ -20,7 +20,7 @@ from zenith_tune.record.reader import recorded_choices
 from zenith_tune.registry import construct, parse_pairs, typed
 from zenith_tune.runners.base import Runner, named_runner
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.opened_script import opened_script
+from zenith_tune.shell.scripts.opened import opened_script
 from zenith_tune.shell.secrets import find_secrets, secrets_of_environment
 from zenith_tune.strategies.base import StrategyRegistry, TuningStrategy
 from zenith_tune.study.parameters import Direction

@@ -9,7 +9,7 @@ import pytest
 from tests.describe.megatron.test_version import write_tree
 from zenith_tune.describe.megatron.version import megatron_version
 from zenith_tune.presets.megatron.command import find_pretrain_run
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 
 @pytest.fixture(autouse=True)

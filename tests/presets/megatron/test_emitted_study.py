@@ -16,7 +16,7 @@ from zenith_tune.layouts.layout import parse_layout
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import find_runs
+from zenith_tune.shell.scripts.runs import find_runs
 
 STAND_IN = Path(__file__).parents[2] / "standins" / "pretrain_gpt.py"
 TORCHRUN = """#!/bin/sh

@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron.command import find_pretrain_run
 from zenith_tune.presets.megatron.job import MegatronLmOverrides, read_job
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
-from zenith_tune.shell.interpreter import MAX_BYTES
+from zenith_tune.shell.scripts.interpreter import MAX_BYTES
 
 SOON = 15.0
 """Seconds of this process; without a limit each of these takes minutes, or all the memory."""

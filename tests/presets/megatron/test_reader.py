@@ -12,7 +12,7 @@ import pytest
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron.command import find_pretrain_run
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 RUN = "torchrun pretrain_gpt.py"
 SHAPE = (

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 from zenith_tune.study.files import read_regular
 
 Release = tuple[int, int]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.launchers import EVALUATED
 from zenith_tune.shell.parsed_command import script_text
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 
 PROGRAM = re.compile(r"(?:^|/)pretrain_(\w+)\.py$", re.ASCII)
 MODULE = re.compile(r"(?:^|\.)pretrain_(\w+)$", re.ASCII)

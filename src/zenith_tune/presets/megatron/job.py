@@ -38,7 +38,7 @@ from zenith_tune.presets.megatron.version import BALANCED_ROUTING as BALANCED_RO
 from zenith_tune.presets.megatron.version import VersionFeatures
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
 from zenith_tune.presets.shared.subject import job_cluster
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 
 PRESET = "preset megatron-lm"
 MEGATRON_FSDP = ("--use-megatron-fsdp", "--use-custom-fsdp")

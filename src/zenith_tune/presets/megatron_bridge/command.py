@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 
 PROGRAM = "run_recipe.py"
 

@@ -25,7 +25,7 @@ from zenith_tune.presets.megatron_bridge.config import NULL, RecipeConfig
 from zenith_tune.presets.megatron_bridge.evaluator import MegatronBridgeEvaluator
 from zenith_tune.presets.shared.training_files import path_in_training_folder
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.parameters import Params, Value

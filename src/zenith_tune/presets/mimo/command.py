@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zenith_tune.presets.megatron.command import find_pretrain_run, pretrain_kind
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 EXAMPLE = "mimo_train.py"
 KIND = "mimo"

@@ -20,7 +20,7 @@ from zenith_tune.presets.mimo.job import PRESET, MimoArguments, ReadCommand, che
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
 from zenith_tune.presets.shared.subject import job_cluster
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 from zenith_tune.study.parameters import Params, Value
 
 PROGRAM = "pretrain_mimo.py"

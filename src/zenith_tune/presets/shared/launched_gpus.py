@@ -13,7 +13,7 @@ from zenith_tune.describe.hostfile import read_hostfile
 from zenith_tune.errors import UsageError
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, last_option
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 from zenith_tune.study.files import read_regular
 from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole

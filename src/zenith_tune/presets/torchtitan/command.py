@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, Dialect, read_text
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import Splice, apply_splices
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 from zenith_tune.shell.target import Target, splices_through
 from zenith_tune.study.parameters import Value
 

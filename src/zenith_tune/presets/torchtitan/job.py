@@ -25,7 +25,7 @@ from zenith_tune.presets.torchtitan.command import (
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, FIRST, MODULE, TOKENS, Dialect, dialect_of
 from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun
+from zenith_tune.shell.scripts.runs import ProgramRun
 
 REPLICATE = "parallelism.data_parallel_replicate_degree"
 SHARD = "parallelism.data_parallel_shard_degree"

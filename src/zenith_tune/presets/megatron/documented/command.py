@@ -12,7 +12,7 @@ from typing import Any
 
 from zenith_tune.presets.megatron.command import without_layout
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 from zenith_tune.study.resources import Resources
 from zenith_tune.units import whole
 

@@ -10,13 +10,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.interpreter import REST, ShellVariables
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, SHELLS, STARTERS, TRAINERS
 from zenith_tune.shell.launchers import EVALUATED, PYTHON
 from zenith_tune.shell.lexer import Redirection, Word, lex
 from zenith_tune.shell.options import Splice, apply_splices, deletion
 from zenith_tune.shell.parsed_command import ParsedCommand, script_text
-from zenith_tune.shell.script import ProgramRun, find_runs
+from zenith_tune.shell.scripts.interpreter import REST, ShellVariables
+from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 from zenith_tune.shell.target import splices_through
 
 MOST_CHARACTERS = 60_000

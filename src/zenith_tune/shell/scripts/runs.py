@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.interpreter import MAX_BYTES, REST, ShellVariables
 from zenith_tune.shell.launchers import EVALUATED, Arguments, ShellText, locate, program_name
 from zenith_tune.shell.lexer import BUILTINS, CONTROL_FLOW, TRIVIAL, Word, lex
 from zenith_tune.shell.parsed_command import ParsedCommand
-from zenith_tune.shell.structure import (
+from zenith_tune.shell.scripts.interpreter import MAX_BYTES, REST, ShellVariables
+from zenith_tune.shell.scripts.structure import (
     MAYBE,
     RUN,
     SKIP,
@@ -38,9 +38,9 @@ IsProgram = Callable[[Sequence[str], int], bool]
 class Source(NamedTuple):
     """A command as it is written, and the variables that it finds."""
 
-    settings: tuple[Word, ...]
-    words: tuple[Word, ...]
-    variables: ShellVariables
+    settings: tuple[Word, ...] = ()
+    words: tuple[Word, ...] = ()
+    variables: ShellVariables = ShellVariables(environment={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class ProgramRun:
     """Lists that a condition which cannot be followed may have made longer."""
     is_guarded: bool = False
     """Whether a condition that cannot be followed decides if it runs."""
-    source: Source
+    source: Source = field(default_factory=Source)
 
 
 MAX_DEPTH = 8

@@ -1,0 +1,1 @@
+"""Shell scripts: what they run, and copies of their text with another training command."""
