@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import IO
 
 from zenith_tune.errors import OptionsWithoutEffect, StudyLimitReached, UsageError
+from zenith_tune.shell.scripts.opened import training_line
 from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TunedJob
 from zenith_tune.study.parameters import Params, Value
@@ -89,12 +90,12 @@ class DryRunText(DryRunListener):
     def dry_run_started(self, plan: str, baseline: str | None) -> None:
         self._say(f"dry run: {plan}")
         if baseline is not None:
-            self._say(f"trial base  your command\n  {baseline}")
+            self._say(f"trial base  your command\n  {training_line(baseline)}")
 
     def point_would_run(
         self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None
     ) -> None:
-        self._say(f"trial {number:>4}  {label}\n  {command}")
+        self._say(f"trial {number:>4}  {label}\n  {training_line(command)}")
         if predicted is not None:
             parts = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in predicted.parts_s.items()]
             memory = [] if predicted.memory_bytes is None else [f"{predicted.memory_bytes / 2**30:.3g} GiB"]

@@ -124,3 +124,13 @@ def test_bad_arguments_are_refused(bad: dict[str, int | str]) -> None:
 def test_without_a_command_it_says_so() -> None:
     with pytest.raises(UsageError, match="command"):
         DeepSpeedPreset().get_search_space()
+
+
+def test_a_number_with_a_default_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NGPU", raising=False)
+    command = "deepspeed --num_gpus ${NGPU:-4} train.py --deepspeed_config ds.json"
+    assert started_gpus(command) == 4
+    monkeypatch.setenv("NGPU", "2")
+    assert started_gpus(command) == 2
+    assert started_gpus(command.replace("NGPU:-4", "NGPU:-$(cat n)")) == 2
+    assert started_gpus("torchrun --nproc-per-node $(nvidia-smi -L | wc -l) train.py") is None

@@ -13,6 +13,7 @@ from zenith_tune.describe.hostfile import read_hostfile
 from zenith_tune.errors import UsageError
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, last_option
+from zenith_tune.shell.scripts.interpreter import ShellVariables
 from zenith_tune.shell.scripts.runs import ProgramRun
 from zenith_tune.study.files import read_regular
 from zenith_tune.study.resources import Resources
@@ -30,8 +31,10 @@ MAX_BYTES = 1 << 20
 def started_gpus(command: str) -> int | None:
     """Return how many processes the command starts, one for each GPU; None where it does not say."""
     parsed = ParsedCommand.of(command)
-    words, kind = parsed.front, parsed.launcher.kind if parsed.launcher else None
+    kind, target = parsed.launcher.kind if parsed.launcher else None, parsed.found_target
     variables = {} if parsed.needs_shell else parsed.assignments()
+    known = ShellVariables(environment={**os.environ, **variables})  # as in --num_gpus ${GPUS:-8}
+    words = [known.joined(word) for word in target.words[: target.first]] if target else []
     if kind == DEEPSPEED:
         return _deepspeed_gpus(words, variables)
     if kind == ACCELERATE:
