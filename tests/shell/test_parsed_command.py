@@ -78,6 +78,9 @@ PLACES = [
     ("{ python t.py; } | tee log", "{ python t.py --tp 8; } | tee log"),
     ("time ! python t.py", "time ! python t.py --tp 8"),
     ("echo y | python t.py | grep loss", "echo y | python t.py --tp 8 | grep loss"),
+    ("yes | python t.py --tp 4", "yes | python t.py --tp 8"),
+    ("zcat d.gz | jq -c .text | python t.py", "zcat d.gz | jq -c .text | python t.py --tp 8"),
+    ("seq 9 | shuf | accelerate launch t.py | ts", "seq 9 | shuf | accelerate launch t.py --tp 8 | ts"),
     ("python t.py 2>&1 | python filter.py | ts", "python t.py --tp 8 2>&1 | python filter.py | ts"),
     ("(cd x; python t.py; ls) | perl -ne x", "(cd x; python t.py --tp 8; ls) | perl -ne x"),
     ("[[ -f x && -d y ]] && python t.py", "[[ -f x && -d y ]] && python t.py --tp 8"),
@@ -105,6 +108,9 @@ NESTED = [
     ("bash -c $'python t.py\\t--tp\\t4'", "bash -c $'python t.py\\t--tp\\t8'"),
     ("bash -c 'python t.py --tp '\"1\"'6 --lr 1'", "bash -c 'python t.py --tp '\"8\"' --lr 1'"),
     ("sbatch --wrap='python t.py' -N 2", "sbatch --wrap='python t.py --tp 8' -N 2"),
+    ('sh -c "python t.py --x \\"\\${A:-it\'s}\\""', 'sh -c "python t.py --x \\"\\${A:-it\'s}\\" --tp 8"'),
+    ("/bin/sh -c \"python t.py --x $'a b'\"", "/bin/sh -c \"python t.py --x $'a b' --tp 8\""),
+    ("dash -c \"python t.py --tp $'4' --lr 1\"", "dash -c \"python t.py --tp 8'' --lr 1\""),
 ]
 
 

@@ -44,12 +44,32 @@ def shape(text: str) -> list[str]:
         ("a#b # a comment 'never closed", ["a#b"]),
         ("A=(1 'b c' 2) x", ["A=(1 'b c' 2)", "x"]),
         ("$(echo ')' \"(\") `date` ${x:-a b} $((1+2))", ["$(echo ')' \"(\")", "`date`", "${x:-a b}", "$((1+2))"]),
-        ('"${x:-it\'s}" b', ["${x:-it's}", "b"]),
+        ("\"${x:-'}'}\" b", ["${x:-'}'}", "b"]),
         ("größe=3 日本", ["größe=3", "日本"]),
     ],
 )
 def test_words_are_what_the_shell_would_pass(text: str, expected: list[str]) -> None:
     assert words(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "is_static"),
+    [
+        ('"${x:-it\'s}" b', ["${x:-it's}", "b"], [False, True]),
+        (r"$'a\tb' c", [r"$a\tb", "c"], [False, True]),
+    ],
+)
+def test_sh_knows_no_ansi_quotes_and_an_apostrophe_in_a_default_is_a_letter_to_it(
+    text: str, values: list[str], is_static: list[bool]
+) -> None:
+    found = [token for token in lex(text, is_posix=True) if isinstance(token, Word)]
+    assert [token.value for token in found] == values
+    assert [token.is_static for token in found] == is_static
+
+
+def test_bash_looks_for_the_other_half_of_an_apostrophe_in_a_default() -> None:
+    with pytest.raises(CommandError):
+        lex('"${x:-it\'s}" b')
 
 
 @pytest.mark.parametrize(

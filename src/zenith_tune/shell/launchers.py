@@ -35,6 +35,8 @@ class ShellText(NamedTuple):
 
     word: int
     offset: int = 0
+    is_posix: bool = False
+    """Whether sh reads it rather than bash."""
 
 
 def refusal(problem: str, part: str, hint: str = HINT) -> CommandError:
@@ -94,7 +96,7 @@ def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
 
 
 def _after_shell(words: Sequence[Word], at: int) -> Arguments | ShellText:
-    name, is_text = words[at - 1].value, False
+    name, is_text = program_name(words[at - 1]) or "", False
     while at < len(words) and re.match(r"[-+]\w|--", words[at].value):
         option = words[at].value
         at += 1
@@ -111,7 +113,7 @@ def _after_shell(words: Sequence[Word], at: int) -> Arguments | ShellText:
         raise refusal(f"{name} must be given a script or -c, not read its program from its input", name)
     if is_text and EVALUATED in words[at].value and at + 2 < len(words):
         return ShellText(at + 2)
-    return ShellText(at) if is_text else Arguments(at + 1, by_shell=True)
+    return ShellText(at, is_posix=name in ("sh", "dash")) if is_text else Arguments(at + 1, by_shell=True)
 
 
 def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
@@ -184,9 +186,9 @@ def _text_option(launcher: Launcher, words: Sequence[Word], at: int) -> ShellTex
     option = f"--{launcher.shell_text}"
     for index in range(at, len(words) if launcher.shell_text else 0):
         if words[index].value.startswith(option + "="):
-            return ShellText(index, len(option) + 1)
+            return ShellText(index, len(option) + 1, is_posix=True)
         if words[index].value == option and index + 1 < len(words):
-            return ShellText(index + 1)
+            return ShellText(index + 1, is_posix=True)
     return None
 
 

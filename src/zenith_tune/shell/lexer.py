@@ -90,20 +90,22 @@ _NAME_BEFORE = re.compile(r"(?<!\S)(?:--?[A-Za-z][\w.-]*(?:=|[ \t]+)|[A-Za-z_]\w
 _WORD_ENDS = frozenset(" \t\n;|&()<>")
 
 
-def lex(text: str) -> list[Token]:
+def lex(text: str, *, is_posix: bool = False) -> list[Token]:
     """Return the tokens of a shell text, or raise `CommandError` where a quote or bracket is never closed.
+
+    Bash reads it, unless it `is_posix`: for sh, which on most machines knows no `$'..'`, so its value is unknown.
 
     >>> [token.value for token in lex("python 'my train.py' --lr=$LR") if isinstance(token, Word)]
     ['python', 'my train.py', '--lr=$LR']
     """
-    return _Lexer(text).tokens()
+    return _Lexer(text, is_posix).tokens()
 
 
 class _Lexer:
     """A reading of a text from left to right."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text: str, is_posix: bool) -> None:
+        self.text, self.is_posix = text, is_posix
         self.at = 0
         self.heredocs: list[tuple[str, str]] = []
         """Delimiters of bodies that begin on the next line, each with the pattern of the tabs before it."""
@@ -235,6 +237,8 @@ class _Lexer:
             self._add(parts, quote, True, self._after_backquote(start))
         elif text[start + 1 : start + 2] in ("(", "{", "["):
             self._add(parts, quote, True, self._closing(start + 1, quote))
+        elif quote is Quote.NONE and text.startswith("'", start + 1) and self.is_posix:
+            self._add(parts, quote, True, start + 1)
         elif quote is Quote.NONE and text.startswith("'", start + 1):
             self._read_ansi(parts)
         elif quote is Quote.NONE and text.startswith('"', start + 1):
@@ -277,8 +281,8 @@ class _Lexer:
             elif closers[-1] == ")" and (comment := _COMMENT_BEHIND.match(text, at)):
                 at = comment.end()
                 continue
-            # An apostrophe in "${name:-it's}" is only a letter.
-            elif char in '\\"`' or (char == "'" and (quote is Quote.NONE or ")" in closers)):
+            # An apostrophe in "${name:-it's}" is only a letter to sh; bash looks for its other half.
+            elif char in '\\"`' or (char == "'" and (not self.is_posix or quote is Quote.NONE or ")" in closers)):
                 at = self._after_quoted(at)
                 continue
             at += 1
@@ -287,7 +291,7 @@ class _Lexer:
     def _after_quoted(self, at: int) -> int:
         if self.text[at] == "\\":
             return at + 2
-        inner = _Lexer(self.text)
+        inner = _Lexer(self.text, self.is_posix)
         inner.at = at
         inner._read_part(at, [])
         return inner.at
@@ -356,10 +360,13 @@ BUILTINS = CONTROL_FLOW | names(
 
 TRIVIAL = FOLDER_CHANGES | names(
     """
-    . : [ [[ alias awk cat chmod clear cp curl cut date declare df du echo exit export false free getopts git grep gzip
-    hash head hostname kill ln local logger ls mkdir ml module mv nvidia-smi pip pip3 pkill printf ps pwd read readonly
-    return rm rmdir rocm-smi rsync sed set shift shopt sleep sort source spack sync tail tar tee test touch tr trap true
-    type typeset ulimit umask uname uniq unset unzip wait wc wget which whoami
+    . : [ [[ alias awk base64 basename bunzip2 bzcat bzip2 cat chmod clear column comm cp curl cut date dd declare df
+    dirname du echo exit export false fold free getopts git grep gunzip gzip hash head hostname iconv id join jq kill ln
+    local logger ls lscpu md5sum mkdir mktemp ml module mv nl nproc numfmt nvidia-smi od openssl paste pip pip3 pkill
+    printenv printf ps pv pwd read readlink readonly realpath return rev rg rm rmdir rocm-smi rsync sed seq set
+    sha256sum shift shopt shuf sleep sort source spack split stat strings sync tac tail tar tee test touch tr trap true
+    ts type typeset ulimit umask uname uniq unset unxz unzip unzstd wait wc wget which whoami xz xzcat yes yq zcat
+    zgrep zstd zstdcat
     """
 )
 """Programs that prepare, clean up or show something, and never train."""

@@ -124,7 +124,7 @@ def find_target(text: str, commands: tuple[SimpleCommand, ...]) -> Target:
         return Target(text, commands, words, words, place.first, place.by_shell, (), moves)
     layer = Layer(words[place.word], place.offset, commands)
     inner_text = layer.word.value[layer.offset :]
-    inner = find_target(inner_text, tuple(simple_commands(lex(inner_text))))
+    inner = find_target(inner_text, tuple(simple_commands(lex(inner_text, is_posix=place.is_posix))))
     layers = (layer, *inner.layers)
     return inner._replace(outer_words=words, layers=layers, changes_folder=moves or inner.changes_folder)
 
