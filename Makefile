@@ -44,7 +44,7 @@ check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/python docs/generate_results.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs: $(VENV)/.dev  ## write docs/cli.md, the tables of levers and the README's results anew
+docs: $(VENV)/.dev  ## regenerate docs/cli.md, the tables of levers and the measured results
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_levers.py
 	$(BIN)/python docs/generate_results.py

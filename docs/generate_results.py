@@ -1,4 +1,4 @@
-"""Writes the measured results of README and docs/guided.md from benchmarks/results/, or checks them with --check."""
+"""Writes the measured figures of README, docs/results.md, gallery.md and guided.md, or checks them with --check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README, GUIDED = ROOT / "README.md", ROOT / "docs" / "guided.md"
+DOCS = ROOT / "docs"
+README, MEASURED, GALLERY, GUIDED = ROOT / "README.md", DOCS / "results.md", DOCS / "gallery.md", DOCS / "guided.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN = "<!-- {}: generated from benchmarks/results/ by `make docs`; do not edit. -->\n"
 END = "<!-- End of {}. -->\n"
@@ -49,6 +50,47 @@ def results() -> str:
     rows += [*_planners(newest("planners-*.json"))]
     rows += [_rate(newest("planner-rate-*.json")), _head_to_head(newest("deepspeed-head-to-head-*") / "result.json")]
     return _table(("measured", "result", "how"), rows)
+
+
+def headline() -> str:
+    """Return what the README shows: the gains, the trials that they take, and how good the memory's prediction is."""
+    replay, board = RESULTS / "replay.md", RESULTS / "scoreboard.md"
+    memory = _errors(board, "## Memory: error of the predicted peak", "predicted peak memory")
+    return _table(("measured", "result", "how"), [*_gains(newest("h200-levers-*.json")), _trials(replay), memory])
+
+
+def studies() -> dict[str, str]:
+    """Return the studies of the gallery by name: the runs of each, and what came of it."""
+    levers, long = newest("h200-levers-*.json"), newest("h200-long-steps-*.json")
+    content = json.loads(levers.read_text())
+    by_job = {each["job"]: each for each in json.loads(long.read_text())["studies"]}
+    titan, trainer = newest("h200-torchtitan-study-*.json"), newest("h200-trainer-again-*.json")
+    found = {
+        "Dense": (levers, content["dense"]),
+        "Experts": (levers, content["moe"]),
+        "Long steps": (long, by_job["dense 1.6B, sequence 8192"]),
+        "torchtitan": (titan, json.loads(titan.read_text())),
+        "Trainer": (trainer, json.loads(trainer.read_text())),
+    }
+    return {name: _study(path, study) for name, (path, study) in found.items()}
+
+
+def _study(path: Path, study: Mapping[str, Any]) -> str:
+    rows = []
+    for run in study["runs"]:
+        if value := run.get("value"):
+            memory = f"{run['peak_memory_bytes'] / 2**30:.1f} GiB"
+            rows.append((run["label"], f"{value:,.4g} {run['unit']}" if value < 1000 else f"{value:,.0f} {run['unit']}",
+                         f"{run['step_s']:.2f} s", memory))  # fmt: skip
+        else:
+            rows.append((run["label"], run["outcome"], "", ""))
+    summary = study.get("summary", study)
+    verdict = summary["verdict"]
+    sentence = verdict if isinstance(verdict, str) else verdict["sentence"]
+    (gain,) = re.findall(r"^([\d.]+)x faster \(([\d.]+) to ([\d.]+), confirmed", sentence)
+    came = "**{}x faster** (90% range {} to {})".format(*gain)
+    rest = f" for {summary['gpu_seconds']:.0f} GPU-seconds ({_link(path)})."
+    return f"{came}{rest}\n\n{_table(('trial', 'speed', 'step', 'peak memory'), rows)}"
 
 
 def shortcomings() -> str:
@@ -221,7 +263,9 @@ def replayed() -> str:
 def render(target: Path, sections: Mapping[str, str]) -> str:
     """Return a page with the results of today's benchmarks."""
     page = target.read_text()
-    for name, text in sections.items():
+    up = "" if target == README else "../"
+    for name, linked in sections.items():
+        text = linked.replace("](benchmarks/", f"]({up}benchmarks/")
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = page.partition(begin)
         page = f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
@@ -230,7 +274,12 @@ def render(target: Path, sections: Mapping[str, str]) -> str:
 
 def main() -> int:
     """Write the pages, or with --check compare them."""
-    pages = {README: {"Results": results(), "Shortcomings": shortcomings()}, GUIDED: {"Replay": replayed()}}
+    pages = {
+        README: {"Headline": headline()},
+        MEASURED: {"Results": results(), "Shortcomings": shortcomings()},
+        GALLERY: studies(),
+        GUIDED: {"Replay": replayed()},
+    }
     for target, sections in pages.items():
         text = render(target, sections)
         if "--check" not in sys.argv[1:]:

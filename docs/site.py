@@ -8,7 +8,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-OTHERS = ("benchmarks/*.py", *(f"benchmarks/results/*.{kind}" for kind in ("md", "json", "svg", "csv")))
+KINDS = ("*.md", "*.json", "*.svg", "*.csv", "*/result.json")
+OTHERS = ("benchmarks/*.py", *(f"benchmarks/results/{kind}" for kind in KINDS))
 PLANNER = ROOT / "build" / "plan.html"
 """Made by docs/build_planner.py, in minutes: `make site` does, `make check` does without."""
 ALONE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/first_study.ipynb")
