@@ -13,6 +13,18 @@ from click.testing import CliRunner
 from zenith_tune.cli.main import cli
 
 TARGET = Path(__file__).with_name("cli.md")
+COMPLETION = """## Completion by the shell
+
+Tab completes commands, options, files, and the names of studies, models and clusters. This line turns it on; in
+`~/.bashrc` it does so for good.
+
+```bash
+eval "$(_ZENITHTUNE_COMPLETE=bash_source zenithtune)"  # in zsh: zsh_source
+```
+
+In fish, put the output of `_ZENITHTUNE_COMPLETE=fish_source zenithtune` into
+`~/.config/fish/completions/zenithtune.fish`.
+"""
 CHECKPOINT = TARGET.parents[1] / "checkpoint" / "src"
 
 
@@ -21,7 +33,7 @@ def render() -> str:
     parts = [f"## {' '.join(['zenithtune', *words])}\n\n```text\n{help_of(words)}```\n" for words in commands(cli)]
     note = "<!-- Generated from `--help` by `make docs`; do not edit. -->"
     opening = "Every command and option, as `--help` prints them. The commonest: `zenithtune optimize -- YOUR COMMAND`."
-    return f"# The command line\n\n{note}\n\n{opening}\n\n" + "\n".join(parts)
+    return f"# The command line\n\n{note}\n\n{opening}\n\n" + "\n".join([COMPLETION, *parts])
 
 
 def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[list[str]]:

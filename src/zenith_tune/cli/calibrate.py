@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import COUNT, PRECISIONS, Options, debug_option, echo_json, json_option, path_option
 from zenith_tune.errors import UsageError
 
@@ -27,8 +28,10 @@ MAX_BYTES = 4 * 2**20
 @path_option("--study", metavar="FOLDER", help="A finished study, with study.json.")
 @path_option("--probes", multiple=True, metavar="FOLDER",
              help="What `zenithtune probe` wrote. May be given several times, and together with --rows.")  # fmt: skip
-@click.option("--model", metavar="NAME|PATH", help="--study: the model that was trained.")
-@click.option("--cluster", metavar="NAME|PATH", help="--study: the GPUs that it ran on, e.g. h100x64.")
+@click.option("--model", metavar="NAME|PATH", shell_complete=completion.models,
+              help="--study: the model that was trained.")  # fmt: skip
+@click.option("--cluster", metavar="NAME|PATH", shell_complete=completion.clusters,
+              help="--study: the GPUs that it ran on, e.g. h100x64.")  # fmt: skip
 @click.option("--seq", type=COUNT, metavar="N", help="--study: sequence length, in tokens.")
 @click.option("--gbs", type=COUNT, metavar="N", help="--study: global batch. [default: the study's]")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="--study: of matrix work. [default: bf16]")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
     args_option,
     calibration_option,
@@ -37,10 +38,10 @@ class _BeforeCommand(click.Command):
 
 
 @click.command(cls=_BeforeCommand, short_help="Say what limits a run, what to change, and what that would bring.")
-@click.option("--model", metavar="NAME|PATH",
+@click.option("--model", metavar="NAME|PATH", shell_complete=completion.models,
               help="What was trained: a name of the catalog, a config.json, or an id of the Hugging Face Hub. "
               "[default: the command's, the log's or the study's]")  # fmt: skip
-@click.option("--cluster", metavar="NAME|PATH",
+@click.option("--cluster", metavar="NAME|PATH", shell_complete=completion.clusters,
               help="Where it runs, e.g. h100x64. [default: the study's; this machine]")  # fmt: skip
 @job_options
 @topology_option()
@@ -53,7 +54,8 @@ class _BeforeCommand(click.Command):
 @study_place
 @json_option
 @debug_option
-@click.argument("target", required=False, type=click.Path(path_type=Path), metavar="[STUDY|LOG] [-- COMMAND...]")
+@click.argument("target", required=False, type=click.Path(path_type=Path), metavar="[STUDY|LOG] [-- COMMAND...]",
+                shell_complete=completion.studies)  # fmt: skip
 @click.pass_context
 def doctor(context: click.Context, /, target: Path | None, **options: Any) -> int:
     """Name what slows a run down, with its number, and the change that helps, with the gain that the planner predicts.

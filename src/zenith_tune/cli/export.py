@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, path_option, study_place
 from zenith_tune.errors import UsageError
 
@@ -16,7 +17,7 @@ from zenith_tune.errors import UsageError
 @click.option("--wandb", metavar="PROJECT", help="A project of Weights & Biases; WANDB_MODE=offline writes it here.")
 @study_place
 @debug_option
-@click.argument("study", metavar="STUDY")
+@click.argument("study", metavar="STUDY", shell_complete=completion.studies)
 def export(study: str, **options: Any) -> int:
     """Write the trials of a study that have ended: parameters, measurements, outcome, cause and command.
 

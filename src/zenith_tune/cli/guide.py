@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
     BATCH,
     SEQUENCE,
@@ -38,8 +39,10 @@ RUN_BY = "accelerate"
 @click.command(
     cls=GroupedCommand, short_help="Show typical parallelism for a model size, and what the planner would choose."
 )
-@grouped_option("--model", metavar="NAME|PATH", group=JOB, help="A model of the catalog, or its config.json.")
+@grouped_option("--model", metavar="NAME|PATH", group=JOB, shell_complete=completion.models,
+                help="A model of the catalog, or its config.json.")  # fmt: skip
 @grouped_option("--cluster", "--gpu", default=GPU, show_default=True, metavar="NAME|PATH", group=JOB,
+                shell_complete=completion.clusters,
                 help="GPUs, e.g. h100x64; a file; or a kind of them alone.")  # fmt: skip
 @grouped_option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N", group=JOB,
                 help="How many. [default: the table's]")  # fmt: skip

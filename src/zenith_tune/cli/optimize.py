@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import RecordedCommand, debug_option, help_all_option, options_of
 from zenith_tune.errors import StudyInterrupted, UsageError, ZenithTuneError
 from zenith_tune.tuning.options import TuneOptions
@@ -35,7 +36,8 @@ PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", "n
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout; text for people on stderr.")
 @debug_option
 @help_all_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...",
+                shell_complete=completion.files)  # fmt: skip
 def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool, **options: Any) -> int:
     """Run COMMAND again and again with other options, and print the fastest command.
 

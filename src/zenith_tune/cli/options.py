@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.decorators import FC
 
+from zenith_tune.cli import completion
 from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
@@ -133,6 +134,13 @@ def options_of(kind: type, *names: str) -> Callable[[FC], FC]:
 _TYPES = {"int": click.INT, "float": click.FLOAT, "str": click.STRING, "Path": click.Path(path_type=Path)}
 _SEVERAL = ("Pairs", "Axes", "Names")
 """Types of what may be given several times."""
+_COMPLETIONS = {
+    "model": completion.models,
+    "cluster": completion.clusters,
+    "study_name": completion.studies,
+    "hostfile": completion.files,
+    "db": completion.files,
+}
 
 
 def _declared(each: Field[Any]) -> Callable[[FC], FC]:
@@ -141,6 +149,7 @@ def _declared(each: Field[Any]) -> Callable[[FC], FC]:
     how: Options = {"help": more["help"], "default": each.default, "metavar": more.get("metavar")}
     how["show_default"] = each.default not in (None, False, ())
     how |= {"cls": GroupedOption, "group": more.get("group", OUTPUT), "is_rare": more.get("is_rare", False)}
+    how["shell_complete"] = _COMPLETIONS.get(each.name)
     if kind == "bool":
         off = more.get("off")
         return click.option(f"{name}/{off}" if off else name, is_flag=True, **how)

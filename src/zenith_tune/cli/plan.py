@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
     BATCH,
     COUNT,
@@ -121,10 +122,11 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 
 
 @click.command(cls=GroupedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
-@grouped_option("--model", metavar="NAME|PATH", group=JOB, help="A model of the catalog, or its config.json.")
+@grouped_option("--model", metavar="NAME|PATH", group=JOB, shell_complete=completion.models,
+                help="A model of the catalog, or its config.json.")  # fmt: skip
 @grouped_option("--module", metavar="FILE.py:BUILD", group=JOB,
                 help="A callable that returns your own nn.Module. Needs torch.")  # fmt: skip
-@grouped_option("--cluster", metavar="NAME|PATH", group=JOB,
+@grouped_option("--cluster", metavar="NAME|PATH", group=JOB, shell_complete=completion.clusters,
                 help="GPUs, e.g. h100x64 or 8xH200; local; a file; or h100, for as few as fit.")  # fmt: skip
 @grouped_option("--gpus", type=COUNT, metavar="N", group=JOB, help="How many, where --cluster is a kind of GPU.")
 @grouped_option("--gbs", type=BATCH, metavar="N", group=JOB, help="Global batch, in samples.")
@@ -179,7 +181,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @debug_option
 @help_all_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", is_eager=True,
-                callback=_refuse_mimo)  # fmt: skip
+                callback=_refuse_mimo, shell_complete=completion.files)  # fmt: skip
 def plan(command: tuple[str, ...], **options: Any) -> int:
     """Rank every legal layout of a training job by its predicted step time, with the risk of running out of memory.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
     BATCH,
     COUNT,
@@ -45,9 +46,11 @@ NUM_STEPS = 3
 @click.option("--top", type=click.IntRange(1, MAX_PROBES), metavar="K", help="Probe the best K layouts of the plan.")
 @args_option("Arguments of preset megatron-lm, e.g. gbs=256.")
 @click.option("--gpus", type=COUNT, metavar="N", help="GPUs of the cluster. [default: the command's]")
-@click.option("--cluster", metavar="NAME|PATH", help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")
+@click.option("--cluster", metavar="NAME|PATH", shell_complete=completion.clusters,
+              help="The cluster, e.g. h200x64. [default: more of this machine's GPU]")  # fmt: skip
 @click.option("--gbs", type=BATCH, metavar="N", help="Global batch. [default: the command's]")
-@click.option("--model", metavar="NAME|PATH", help="The model, where the command does not state its shape.")
+@click.option("--model", metavar="NAME|PATH", shell_complete=completion.models,
+              help="The model, where the command does not state its shape.")  # fmt: skip
 @click.option("--vocab", type=COUNT, metavar="N", help="Vocabulary, where only a tokenizer knows it.")
 @click.option("--steps", type=COUNT, default=NUM_STEPS, show_default=True, metavar="N",
               help="Whole steps to measure on each rank.")  # fmt: skip
@@ -56,7 +59,8 @@ NUM_STEPS = 3
 @path_option("--output-dir", metavar=None, help="Where probes are kept. [default: zenithtune-out]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; text for people on stderr.")
 @debug_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...",
+                shell_complete=completion.files)  # fmt: skip
 def probe(command: tuple[str, ...], **options: Any) -> int:
     """Run one rank of each stage of a layout for a few steps, with Megatron-LM's --fake-process-group, on one GPU.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, path_option, refuse_file, study_place, write_file
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import Json
@@ -24,11 +25,11 @@ ALSO = {"htm": "html", "markdown": "md"}
 @click.option("--format", "form", type=click.Choice((*FORMATS, "markdown")),
               help="[default: by the ending of --output, else html]")  # fmt: skip
 @path_option("--output", help="Where to write. [default: report.html in the study's folder; other formats: stdout]")
-@click.option("--compare", metavar="STUDY", help="Another study to compare with.")
+@click.option("--compare", metavar="STUDY", shell_complete=completion.studies, help="Another study to compare with.")
 @click.option("--diff", is_flag=True, help="Print what the best command has in place of your own, and nothing else.")
 @study_place
 @debug_option
-@click.argument("study", metavar="STUDY")
+@click.argument("study", metavar="STUDY", shell_complete=completion.studies)
 def report(study: str, **options: Any) -> int:
     """Write what a study found: the best command, how it came about, what failed, and every trial.
 

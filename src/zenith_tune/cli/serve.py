@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, study_place
 from zenith_tune.errors import UsageError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--planner", is_flag=True, help="Serve a page to plan on instead, which needs no study.")
 @study_place
 @debug_option
-@click.argument("study", metavar="[STUDY]", required=False)
+@click.argument("study", metavar="[STUDY]", required=False, shell_complete=completion.studies)
 def serve(study: str | None, **options: Any) -> int:
     """Serve the page of a study, which follows it without being loaded again; Ctrl-C ends it.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, echo_json, json_option, study_place
 from zenith_tune.study.files import Json
 
@@ -16,8 +17,8 @@ from zenith_tune.study.files import Json
 @study_place
 @json_option
 @debug_option
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B")
+@click.argument("first", metavar="A", shell_complete=completion.studies)
+@click.argument("second", metavar="B", shell_complete=completion.studies)
 def compare(first: str, second: str, **options: Any) -> int:
     """Put two studies side by side: their bests, gains and costs, and what they were made with.
 

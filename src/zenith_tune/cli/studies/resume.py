@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, study_place
 from zenith_tune.errors import StudyError, UsageError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 )
 @study_place
 @debug_option
-@click.argument("study", metavar="[STUDY]", required=False)
+@click.argument("study", metavar="[STUDY]", required=False, shell_complete=completion.studies)
 @click.argument("options", metavar="[OPTIONS OF OPTIMIZE]...", nargs=-1, type=click.UNPROCESSED)
 def resume(study: str | None, options: tuple[str, ...], **place: Any) -> int:
     """Continue STUDY after Ctrl-C, a crash or a reboot, or with a larger budget; finished trials are kept.
