@@ -1,6 +1,6 @@
 """The steady state of a training run: which iterations are warm-up, and what the rest shows.
 
-The rule is in docs/study.md, "What the value of a trial is".
+The rule is in docs/study.md, "The value".
 """
 
 from __future__ import annotations
