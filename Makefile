@@ -41,12 +41,14 @@ check: $(VENV)/.dev  ## lint, types and documentation
 	$(BIN)/mypy
 	$(BIN)/python docs/generate_cli.py --check
 	$(BIN)/python docs/generate_levers.py --check
+	$(BIN)/python docs/generate_schemas.py --check
 	$(BIN)/python docs/generate_results.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs: $(VENV)/.dev  ## regenerate docs/cli.md, the tables of levers and the measured results
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_levers.py
+	$(BIN)/python docs/generate_schemas.py
 	$(BIN)/python docs/generate_results.py
 
 site: $(VENV)/.dev build/plan.html  ## the documentation as a site, in build/site; a broken link fails
