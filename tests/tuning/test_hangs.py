@@ -13,7 +13,15 @@ from zenith_tune.evaluators.failures.failures import FailureKind
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import YOUR_COMMAND, Outcome
 from zenith_tune.tuning import watch
-from zenith_tune.tuning.watch import FIRST_RUN_S, LEAST_SILENCE_S, SILENCE_MARGIN, SilenceLimit, SilenceWatch
+from zenith_tune.tuning.watch import (
+    FIRST_OUTPUT_S,
+    FIRST_RUN_S,
+    FIRST_STEP_S,
+    LEAST_SILENCE_S,
+    SILENCE_MARGIN,
+    SilenceLimit,
+    SilenceWatch,
+)
 
 
 class Given(ToyPreset):
@@ -49,6 +57,37 @@ def test_a_log_that_grows_is_not_silent_and_one_that_does_not_is_spoken_of_befor
     assert [watch.look(log, 3900 + later_s) for later_s in range(100, 1800, 100)] == [None] * 17
     assert 3 <= len(reported) <= 4
     assert watch.look(log, 3900 + FIRST_RUN_S) is not None
+
+
+def test_a_log_that_stays_empty_is_spoken_of_within_a_minute(tmp_path: Path) -> None:
+    reported: list[str] = []
+    watch, log = SilenceWatch(SilenceLimit(), reported.append), tmp_path / "log.txt"
+    log.touch()
+    for now_s in range(0, 200, 10):
+        assert watch.look(log, now_s) is None
+        assert len(reported) == (now_s >= FIRST_OUTPUT_S)
+
+
+def test_a_first_step_that_never_ends_is_spoken_of_once_and_named_where_the_trial_is_ended(tmp_path: Path) -> None:
+    reported: list[str] = []
+    watch, log = SilenceWatch(SilenceLimit(), reported.append), tmp_path / "log.txt"
+    for ran_s in (1.0, FIRST_STEP_S, 2 * FIRST_STEP_S):
+        watch.see_steps(ran_s, any_ended=False)
+        assert len(reported) == (ran_s >= FIRST_STEP_S)
+    log.write_text("loading")
+    watch.look(log, 0)
+    assert "first step" in (watch.look(log, FIRST_RUN_S) or "")
+    watch.see_steps(FIRST_RUN_S, any_ended=True)
+    assert "first step" not in (watch.look(log, FIRST_RUN_S) or "first step")
+
+
+def test_a_trial_that_prints_but_never_ends_a_step_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "FIRST_STEP_S", 1.5)
+    witness, command = Witness(), "sh -c 'for i in 1 2 3 4 5 6; do echo loading $i; sleep 0.5; done; echo value: 5'"
+    tune(tmp_path, command, Given("echo value: {x}"), strategy=Asks(1), listener=witness).optimize()
+    assert [line.startswith(f"{YOUR_COMMAND}:") for line in witness.notes if "no step" in line] == [True]
 
 
 def test_a_trial_that_hangs_is_ended_with_that_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,10 @@ SILENCE_MARGIN = 5.0
 """The limit, as a multiple of the longest silence of a trial that went well."""
 NUM_LINES = 4
 """Warnings about a silent trial before it is ended."""
+FIRST_OUTPUT_S = 60.0
+"""A trial that has printed nothing by then is spoken of."""
+FIRST_STEP_S = 600.0
+"""A trial that prints, but has ended no step by then, is spoken of."""
 
 
 class SilenceLimit:
@@ -43,7 +47,7 @@ class SilenceLimit:
 
 
 class SilenceWatch:
-    """The growth of one trial's log; a warning of a long silence goes to `notify`."""
+    """The growth of one trial's log; a warning of a long silence, or of a first step that never ends, to `notify`."""
 
     def __init__(self, limit: SilenceLimit, notify: Callable[[str], None]) -> None:
         self.longest_s = 0.0
@@ -51,6 +55,8 @@ class SilenceWatch:
         self._seen: tuple[Path, int] | None = None
         self._since_s = 0.0
         self._num_warnings = 0
+        self._is_mute_noted = self._is_step_noted = False
+        self._awaits_step = False
 
     def look(self, log_path: Path, now_s: float) -> str | None:
         """Return why the trial is to be ended, or None where it is not; one that waits for its machine has no log."""
@@ -65,12 +71,24 @@ class SilenceWatch:
         silence_s, limit_s = now_s - self._since_s, self._limit.seconds
         self.longest_s = max(self.longest_s, silence_s)
         if silence_s >= limit_s:
-            return f"no output for {format_seconds(silence_s)}"
+            return f"no output for {format_seconds(silence_s)}{', before its first step' * self._awaits_step}"
+        if not self._is_mute_noted and not seen[1] and silence_s >= FIRST_OUTPUT_S:
+            self._is_mute_noted = True
+            so_far, most = format_seconds(silence_s), format_seconds(limit_s)
+            self._notify(f"it has printed nothing in {so_far}: it is ended after {most} of that")
         if (num_parts := int(silence_s / limit_s * (NUM_LINES + 1))) > self._num_warnings:
             self._num_warnings = num_parts
             so_far, most = format_seconds(silence_s), format_seconds(limit_s)
             self._notify(f"no output for {so_far}: it is ended after {most} of that")
         return None
+
+    def see_steps(self, ran_s: float, *, any_ended: bool) -> None:
+        """Take in whether a step has ended by now, and say once that none has for long."""
+        self._awaits_step = not any_ended
+        if self._awaits_step and not self._is_step_noted and ran_s >= FIRST_STEP_S:
+            self._is_step_noted = True
+            limits = f"--timeout ends it, or {format_seconds(self._limit.seconds)} without output"
+            self._notify(f"it prints, but has shown no step in {format_seconds(ran_s)}: {limits}")
 
 
 FIRST_LOOK_S = 1.0
@@ -167,6 +185,8 @@ class TrialWatch:
         text = TrialLog(job.log_path).text()
         log = text[: text.rfind("\n") + 1]  # half a number reads as a whole one
         progress = self.evaluator.progress(log, {**self.metadata, "duration": elapsed_s})
+        if self.silence is not None:
+            self.silence.see_steps(elapsed_s, any_ended=progress is not None)
         if progress is None:
             return None
         if progress.step_s is None and progress.num_iterations:  # by its pace, since the log does not say

@@ -66,6 +66,48 @@ def test_what_is_shown_of_a_failed_log_is_the_traceback_of_the_rank_that_failed(
     assert [line.endswith(CAUSE) for line in ending_lines(path, failure(log).message, 1)] == [True]
 
 
+TORCHRUN = "E1119 api.py:1002] failed (exitcode: {code}) local_rank: 3 (pid: 1041) of binary: python\n"
+ACCELERATE = [
+    "Traceback (most recent call last):",
+    '  File "x/accelerate/commands/launch.py", line 9',
+]
+FOOTERS = {
+    "torchrun": TORCHRUN.format(code=1) + marked("", traced("ChildFailedError:")) + report(3, 1),
+    "torchrun after a signal": "Sending process 7 closing signal SIGTERM\n" + TORCHRUN.format(code=1),
+    "accelerate": marked("", [*ACCELERATE, "subprocess.CalledProcessError: Command '['python']' returned 1."]),
+    "deepspeed": "[ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py'] exits with return code = 1\n",
+}
+
+
+@pytest.mark.parametrize("footer", FOOTERS.values(), ids=FOOTERS)
+def test_a_rank_that_ends_without_a_traceback_is_quoted_and_not_its_launcher(tmp_path: Path, footer: str) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("rank 0 waits\nkey model.layers is missing\n" + footer)
+    cause = failure(path.read_text()).message
+    assert cause.endswith("key model.layers is missing")
+    assert ending_lines(path, cause, 20) == ["rank 0 waits", "key model.layers is missing"]
+
+
+def test_a_launcher_whose_ranks_printed_nothing_is_shown_itself(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(TORCHRUN.format(code=1))
+    assert ending_lines(path, "exit code 1", 20) == [TORCHRUN.format(code=1).strip()]
+
+
+def test_a_rank_that_crashed_is_the_cause_and_not_the_connection_that_others_lost_to_it() -> None:
+    lost = "Gloo connectFullMesh failed with Connection closed by peer [127.0.0.1]:56485\n"
+    assert failure(lost + TORCHRUN.format(code=-11) + report(3, -11)).kind is FailureKind.KILLED
+    assert failure(lost + TORCHRUN.format(code=-6) + report(3, -6)).kind is FailureKind.COMMUNICATION
+
+
+@ranked
+def test_a_program_that_asks_for_input_is_named_with_its_question(mark: str) -> None:
+    lines = ["Traceback (most recent call last):", '  File "/home/me/train.py", line 3, in main']
+    found = failure(marked(mark, [*lines, '    name = input("name: ")', "EOFError: EOF when reading a line"], 3))
+    assert found.kind is FailureKind.CONFIGURATION
+    assert found.message.startswith('train.py asks for input (name = input("name: "))')
+
+
 def test_what_is_shown_of_a_log_without_the_cause_is_its_end(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text(marked("", traced(CAUSE)) + "slurmstepd: error: CANCELLED\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import signal
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError, UsageError
+from zenith_tune.evaluators.failures.launcher_report import above_report, is_reported, root_cause
 from zenith_tune.evaluators.failures.rank_errors import RankError, first_error, line_at, occurrences, split_prefix
 from zenith_tune.evaluators.steps import after_steps, has_steps
 from zenith_tune.layouts.layout import named_axes
@@ -48,20 +48,6 @@ class Failure:
     kind: FailureKind
     message: str
     """One line, fit for a terminal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RootCause:
-    """Torchrun's report on the first process that failed."""
-
-    rank: int | None
-    exit_code: int
-    time: str = ""
-    """The time as it is printed, which sorts."""
-
-    @property
-    def who(self) -> str:
-        return "" if self.rank is None else f"rank {self.rank}: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +132,13 @@ _CONFIGURATION_TYPES = frozenset(
     ("ValueError", "KeyError", "TypeError", "RuntimeError", "NotImplementedError", "ValidationError")
 )
 
-_ROOT_CAUSE = "Root Cause (first observed failure)"
-_TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}:[0-9]{2}:[0-9]{2}"
-_REPORTED = {"time": _TIME, "rank": r"[0-9]{1,6}", "exitcode": r"-?[0-9]{1,4}"}
 _INFORMATIVE = re.compile(r"error|fail|fatal|abort|exception|not found|denied|killed|no such|signal", re.IGNORECASE)
-_REPORT_LINE = re.compile(
-    r"^\s*(?:[=\-_*#]{3,}|(?:time|host|rank|error_file|traceback|exitcode)\s*:|\[[0-9]+\]:|<NO_OTHER"
-    r"|Root Cause|Failures:)"
-)
+_NO_INPUT = "EOFError: EOF when reading a line"
+_SOURCE_LINE = re.compile(r'File "([^"\n]{1,500})", line [0-9]{1,9}[^\n]{0,200}\n([^\n]{1,500})')
+_FAULT_CODES = frozenset(-number for number in (signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV))
 _SOURCE_INDENT = "    "
 _TAIL_CHARACTERS = 64 * 1024
-_MAX_REPORTS = 1_000
-"""Most nodes whose reports are read."""
+_MAX_LINES = 400
 
 
 def classify(log: str, exit_code: int | None, *, timed_out: bool = False, silent: str = "") -> Failure | None:
@@ -174,9 +155,9 @@ def classify(log: str, exit_code: int | None, *, timed_out: bool = False, silent
     if line := _first_line(log, _HOST_MEMORY):
         return _failure(FailureKind.HOST_OUT_OF_MEMORY, line)
     if silent:
-        return _failure(FailureKind.SILENT, f"{silent}; the log ends with: {_last_informative_line(log)}")
+        return _failure(FailureKind.SILENT, f"{silent}; {_ending(log)}")
     if timed_out:
-        return _failure(FailureKind.TIMEOUT, f"timed out; the log ends with: {_last_informative_line(log)}")
+        return _failure(FailureKind.TIMEOUT, f"timed out; {_ending(log)}")
     return _classify_exit(log, exit_code)
 
 
@@ -196,11 +177,14 @@ QUOTED = 60
 def ending_lines(path: Path, cause: str | None, count: int, limit: int = LINE_LENGTH) -> list[str]:
     """Return the last lines of a log, or of the traceback behind the cause: launchers report below it, at length."""
     log = TrialLog(path)
-    text = log.text(MIB) if cause else ""
-    root = _root_cause(text)
-    error = first_error(text, root.rank if root else None)
-    if error is None or not error.lines or clean_line(error.text)[:QUOTED] not in (cause or ""):
+    if not cause:
         return log.tail_lines(count, limit)
+    text = log.text(MIB)
+    root = root_cause(text)
+    error = first_error(text, root.rank if root else None)
+    if error is None or not error.lines or clean_line(error.text)[:QUOTED] not in cause:
+        lines = (clean_line(line, limit) for line in above_report(text).split("\n")[-_MAX_LINES:])
+        return list(filter(None, lines))[-count:]
     return [clean_line(line, limit) for line in error.lines[-count:]]
 
 
@@ -233,7 +217,7 @@ def shows_crash(log: str) -> bool:
 
 def _classify_exit(log: str, exit_code: int | None) -> Failure:
     """Classify a run that ended by itself without a failed allocation."""
-    root = _root_cause(log)
+    root = root_cause(log)
     code = "no exit code" if exit_code is None else f"exit code {exit_code}"
     if exit_code in (137, -9) or (root and root.exit_code == -9):
         who = root.who if root and root.exit_code == -9 else ""
@@ -244,11 +228,15 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
         return _failure(FailureKind.DISK_FULL, line)
     if (line := _first_line(log, _USAGE)) and not has_steps(log):
         return _failure(FailureKind.CONFIGURATION, line)
+    if asked := _asked_input(log):
+        return _failure(FailureKind.CONFIGURATION, asked)
     root_rank = root.rank if root else None
     if error := first_error(log, root_rank):
         kind = FailureKind.CONFIGURATION if _is_configuration(error, log) else FailureKind.CRASH
         return _failure(kind, error.message(root_rank))
-    if line := _first_line(log, _COMMUNICATION):
+    # Where a rank crashed, the others only lost their connection to it.
+    has_crashed = root is not None and root.exit_code in _FAULT_CODES
+    if not has_crashed and (line := _first_line(log, _COMMUNICATION)):
         return _failure(FailureKind.COMMUNICATION, line)
     if root and (name := _signal_name(root.exit_code)):
         return _failure(FailureKind.KILLED, f"{root.who}killed by {name}: {_last_informative_line(log)}")
@@ -259,7 +247,22 @@ def _classify_exit(log: str, exit_code: int | None) -> Failure:
     for kind, signs in ((FailureKind.NOT_FOUND, _SHELL_NOT_FOUND), (FailureKind.KILLED, _SHELL_KILLED)):
         if line := _first_line(log, signs):
             return _failure(kind, line)
-    return _failure(FailureKind.CRASH, f"{code}: {_last_informative_line(log)}")
+    who = root.who if root else ""
+    return _failure(FailureKind.CRASH, f"{who}{code}: {_last_informative_line(log)}")
+
+
+def _asked_input(log: str) -> str | None:
+    """Return where a program asked for input, which a trial has none of."""
+    position = log.find(_NO_INPUT)
+    if position < 0:
+        return None
+    places = list(_SOURCE_LINE.finditer(log, max(0, position - 4_096), position))
+    where = f"{Path(places[-1][1]).name} asks for input ({split_prefix(places[-1][2])[1].strip()})" if places else ""
+    return f"{where or 'the program asks for input'}, which a trial cannot give: put `echo ANSWER |` before the command"
+
+
+def _ending(log: str) -> str:
+    return f"the log ends with: {_last_informative_line(log)}" if log.strip() else "it printed nothing"
 
 
 def _failure(kind: FailureKind, message: str) -> Failure:
@@ -302,26 +305,6 @@ def _is_configuration(error: RankError, log: str) -> bool:
     return not has_steps(log)
 
 
-def _root_cause(log: str) -> _RootCause | None:
-    """Return torchrun's report on the first failing process, the earliest of several nodes' reports."""
-    positions = itertools.islice(occurrences(log, _ROOT_CAUSE), _MAX_REPORTS)
-    reports = [report for position in positions if (report := _report(log, position))]
-    if reports:
-        return min(reports, key=lambda report: report.time)
-    for start in occurrences(log, "failed (exitcode: "):
-        if code := re.search(r"failed \(exitcode: (-?[0-9]{1,4})\)", line_at(log, start)):
-            return _RootCause(rank=None, exit_code=int(code[1]))
-    return _RootCause(rank=None, exit_code=-9) if "Signal 9 (SIGKILL)" in log else None
-
-
-def _report(log: str, position: int) -> _RootCause | None:
-    block = log[position : position + 3_000]
-    time, rank, code = (re.search(rf"\b{name}\s{{0,8}}: ({value})", block) for name, value in _REPORTED.items())
-    if code is None:
-        return None
-    return _RootCause(rank=int(rank[1]) if rank else None, exit_code=int(code[1]), time=time[1] if time else "9999")
-
-
 def _signal_name(exit_code: int | None) -> str | None:
     """Return the signal behind an exit code: -11 of a process, 139 of a shell."""
     if exit_code is None:
@@ -330,16 +313,10 @@ def _signal_name(exit_code: int | None) -> str | None:
     return f"signal {number} ({signal.Signals(number).name})" if number in set(signal.Signals) else None
 
 
-def _is_reported(line: str) -> bool:
-    """Tell whether a line is part of torchrun's report, with any prefix."""
-    rest = split_prefix(line)[1]
-    return not rest.strip() or bool(_REPORT_LINE.match(line) or _REPORT_LINE.match(rest))
-
-
 def _last_informative_line(log: str) -> str:
     """Return the last line that names an error, else the last one with any text."""
-    tail = [clean_line(line) for line in log[-_TAIL_CHARACTERS:].split("\n")[-400:]]
-    lines = [line for line in tail if any(map(str.isalnum, line)) and not _is_reported(line)]
+    tail = [clean_line(line) for line in above_report(log)[-_TAIL_CHARACTERS:].split("\n")[-_MAX_LINES:]]
+    lines = [line for line in tail if any(map(str.isalnum, line)) and not is_reported(line)]
     if not lines:
         return "the log is empty" if not log or log.isspace() else "the log has no readable line"
     return next((line for line in reversed(lines[-50:]) if _INFORMATIVE.search(line)), lines[-1])
