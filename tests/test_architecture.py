@@ -17,7 +17,7 @@ SOURCE = Path(zenith_tune.__file__).parent
 
 # From the ground up: a module may import from its own layer and from those above it in this list.
 LAYERS: list[list[str]] = [
-    ["errors", "units", "registry"],
+    ["errors", "units", "registry", "notebook"],
     ["study"],
     ["shell", "hooks"],
     ["describe"],

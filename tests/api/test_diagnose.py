@@ -20,6 +20,23 @@ def test_a_slow_command_gets_changes_with_predicted_gains() -> None:
     assert len(repr(found)) < 200 and len(repr(found.diagnosis)) < 250 and len(str(found).splitlines()) > 3
 
 
+def test_a_notebook_shows_each_change_as_a_row() -> None:
+    slow, good = (
+        f"{COMMAND} --micro-batch-size {mbs} --tensor-model-parallel-size {tp}" for mbs, tp in ((1, 8), (4, 1))
+    )
+    found = diagnose(command=slow, cluster="h100x8")
+    assert found._repr_html_().count("<tr>") == len(found.advice) + 1
+    shown = diagnose(command=f"{good} --use-distributed-optimizer", cluster="h100x8", against="published")._repr_html_()
+    assert "<table>" not in shown and "published" in shown
+
+
+def test_what_a_log_says_is_no_markup_in_a_notebook(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. <script>alert(1)</script>\n")
+    shown = diagnose(log, cluster="h100x8")._repr_html_()
+    assert "&lt;script&gt;" in shown and "<script>" not in shown
+
+
 def test_a_log_without_a_command_shows_its_causes(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")

@@ -101,6 +101,22 @@ def test_a_notebook_shows_a_plan_as_a_table(found: Plan) -> None:
     assert all(layout_name(each.layout) in table for each in found.best)
 
 
+def test_a_notebook_shows_an_estimate_as_its_parts(found: Plan) -> None:
+    best = found.best[0]
+    shown = best._repr_html_()
+    parts = [part for part in (*best.time_parts.values(), *best.memory_parts.values()) if part]
+    assert shown.count("<tr>") == len(parts) + 2 and best.name in shown
+
+
+def test_a_plan_is_a_table(found: Plan) -> None:
+    table = found.to_dataframe()
+    assert list(table["name"]) == [each.name for each in found.best]
+    assert list(table["tp"]) == [each.layout.tp for each in found.best]
+    assert (table["step_low_s"] < table["step_s"]).all() and (table["step_s"] < table["step_high_s"]).all()
+    parts = [f"{name}_s" for name in found.best[0].time_parts]
+    assert list(table[parts].sum(axis=1)) == pytest.approx(list(table["step_s"]))
+
+
 def test_the_function_stays_a_function_whatever_is_imported_first() -> None:
     program = (
         "import sys, zenith_tune\n"

@@ -10,6 +10,7 @@ from zenith_tune.doctor.diagnosis import Diagnosis
 from zenith_tune.doctor.diagnosis_input import Advice, Remedy
 from zenith_tune.doctor.published_gap import NotCompared, SpeedGap
 from zenith_tune.report.doctor import (
+    diagnosis_html,
     diagnosis_object,
     gap_lines,
     gap_object,
@@ -78,12 +79,18 @@ class RunDiagnosis:
         because = {"tensor_parallel_reason": self.tensor_reason, "cluster_reason": self.cluster_reason}
         return {"run": self.what, **shown, **{name: reason for name, reason in because.items() if reason}, **against}
 
+    @property
+    def _notes(self) -> list[str]:
+        return [f"note: {reason}" for reason in (self.cluster_reason, self.tensor_reason) if reason]
+
     def __str__(self) -> str:
         """Return what `zenithtune doctor` prints."""
-        notes = [f"note: {reason}" for reason in (self.cluster_reason, self.tensor_reason) if reason]
         found = self.found
         lines = unplanned_lines(found) if isinstance(found, UnplannedRun) else report_lines(found, self.what)
-        return "\n".join([*notes, *lines, *(gap_lines(self.gap) if self.gap else ())])
+        return "\n".join([*self._notes, *lines, *(gap_lines(self.gap) if self.gap else ())])
+
+    def _repr_html_(self) -> str:
+        return diagnosis_html(self.found, self.what, [*(gap_lines(self.gap) if self.gap else ()), *self._notes])
 
     def __repr__(self) -> str:
         changes = len(self.advice) + len(self.remedies)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from zenith_tune.errors import UsageError
-from zenith_tune.planner.plan import html_table
+from zenith_tune.notebook import data_frame, html_table
 from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.view import StudyView
 from zenith_tune.report.study_digest import StudyDigest, verdict_object
@@ -257,12 +256,7 @@ class StudyResult:
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return every trial with its parameters and predictions, a row each, as `report --format csv` has them."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise UsageError("to_dataframe needs pandas, which is not installed", hint="pip install pandas") from error
-        columns, rows = trial_columns(self._content), list(trial_rows(self._content))
-        return pandas.DataFrame(rows, columns=columns)
+        return data_frame(trial_rows(self._content), trial_columns(self._content))
 
     def plot(self) -> StudyPlot:
         """Draw the value of every trial and the best so far; a notebook shows it, `save` writes it as SVG."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.axes import Cut
 from zenith_tune.layouts.layout import Layout, layout_name
+from zenith_tune.notebook import data_frame, html_table
 from zenith_tune.planner.cost import PER_TOKENS, Prices, TrainingCost, training_cost
 from zenith_tune.planner.training_way import LORA_RANK
 from zenith_tune.units import GIB, count, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PRESSURE = "memory"
 """The part of a step that is lost when memory is nearly full."""
@@ -64,6 +68,40 @@ class PlannedLayout:
 
     def __repr__(self) -> str:
         return f"PlannedLayout({self.name}: {self.figures})"
+
+    def _repr_html_(self) -> str:
+        step = [(CAUSES.get(name, name), part) for name, part in self.time_parts.items() if part]
+        memory = [(name, part) for name, part in self.memory_parts.items() if part]
+        shares = [[name, format_seconds(part), f"{part / self.step_s:.0%}"] for name, part in _largest_first(step)]
+        sizes = [[name, format_bytes(part), f"{part / self.memory_bytes:.0%}"] for name, part in _largest_first(memory)]
+        times = html_table(("part of a step", "time", "share"), shares, caption=f"{self.name}: {self.figures}")
+        return times + html_table(("part of the memory", "size", "share"), sizes)
+
+    def row(self) -> dict[str, Any]:
+        """Return its sizes and figures as one row of a table."""
+        low_s, high_s = self.step_interval_s
+        low_bytes, high_bytes = self.memory_interval_bytes
+        return {
+            "name": self.name,
+            **asdict(self.layout),
+            "dp": self.layout.dp,
+            "num_micro_batches": self.layout.num_micro_batches,
+            "step_s": self.step_s,
+            "step_low_s": low_s,
+            "step_high_s": high_s,
+            "expected_step_s": self.expected_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu": self.mfu,
+            "memory_bytes": self.memory_bytes,
+            "memory_low_bytes": low_bytes,
+            "memory_high_bytes": high_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "oom_probability": self.oom_probability,
+            "bound": self.bound,
+            **{f"{name}_s": part for name, part in self.time_parts.items()},
+            **{f"{name}_bytes": part for name, part in self.memory_parts.items()},
+        }
 
     @property
     def figures(self) -> str:
@@ -129,6 +167,10 @@ class PlannedLayout:
         names = [(SHORT.get(name, CAUSES.get(name, name)), seconds) for name, seconds in parts if seconds > 0]
         shown = [f"{name} {seconds / self.step_s:.0%}" for name, seconds in names]
         return ", ".join(shown[: 2 if names and names[0][0] == "compute" else 1])
+
+
+def _largest_first(parts: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    return sorted(parts, key=lambda part: -part[1])
 
 
 class Obstacle(StrEnum):
@@ -229,6 +271,10 @@ class Plan:
         ]
         return html_table(COLUMNS, rows, caption=f"{self._title}, {self.num_fitting:,} of {self.num_considered:,} fit")
 
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return the layouts with their sizes and figures, a row each and the best first; needs pandas."""
+        return data_frame([planned.row() for planned in self.best])
+
     @property
     def _title(self) -> str:
         return f"{self.model.name} on {self.cluster.name}, gbs {self.global_batch}, seq {self.job.seq_len}"
@@ -326,19 +372,3 @@ def beats(one: PlannedLayout, other: PlannedLayout) -> bool:
     a = (one.step_s, one.memory_bytes, one.layout.num_gpus)
     b = (other.step_s, other.memory_bytes, other.layout.num_gpus)
     return a != b and all(x <= y for x, y in zip(a, b, strict=True))
-
-
-def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "") -> str:
-    """Return a table as HTML, with every text escaped.
-
-    >>> html_table(["layout"], [["<TP8>"]])
-    '<table><thead><tr><th>layout</th></tr></thead><tbody><tr><td>&lt;TP8&gt;</td></tr></tbody></table>'
-    """
-    head = f"<thead>{_row(columns, 'th')}</thead>"
-    body = f"<tbody>{''.join(_row(row, 'td') for row in rows)}</tbody>"
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}{head}{body}</table>"
-
-
-def _row(cells: Sequence[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"

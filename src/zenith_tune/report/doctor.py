@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from zenith_tune.calibrate.published_runs import PublishedRun
@@ -13,6 +14,7 @@ from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.doctor.published_gap import NotCompared, SpeedGap
 from zenith_tune.layouts.layout import layout_name
+from zenith_tune.notebook import html_table
 from zenith_tune.report.plan.json import planned_object, way_out_object
 from zenith_tune.study.files import Json
 from zenith_tune.units import format_bytes, format_gain, format_seconds
@@ -68,6 +70,32 @@ def unplanned_object(run: UnplannedRun) -> Json:
         "is_healthy": run.measured.is_sound,
         "causes": [cause_object(cause) for cause in run.measured.causes],
     }
+
+
+ADVICE_COLUMNS = ("found", "change", "predicted speed", "step", "memory", "OOM", "but")
+
+
+def diagnosis_html(found: Diagnosis | UnplannedRun, what: str, further: Iterable[str]) -> str:
+    """Return what a notebook shows: the run, changes as a table, and all else, with further lines, as it is printed."""
+    table = ""
+    if isinstance(found, UnplannedRun):
+        head, *lines = unplanned_lines(found)
+    else:
+        head, figures, *lines = report_lines(found, what)
+        if found.advice:
+            table = html_table(ADVICE_COLUMNS, [_advice_cells(found.run, each) for each in found.advice])
+            lines = [*cause_lines(found.causes), *found.warnings]
+        lines = [figures, *lines]
+    shown = html.escape("\n".join([*lines, *further]))
+    return f"<p><b>{html.escape(head)}</b></p><pre>{shown}</pre>{table}"
+
+
+def _advice_cells(run: DiagnosisInput, advice: Advice) -> list[str]:
+    planned = advice.planned
+    step = f"{format_seconds(run.likely_s(run.planned))} → {format_seconds(run.likely_s(planned))}"
+    figures = [format_gain(advice.gain), step, memory_message(planned), f"{planned.oom_probability:.0%}"]
+    change = f"{advice.change}, written by: {advice.command}" if advice.command else advice.change
+    return [advice.finding, change, *figures, advice.caution]
 
 
 def cause_object(cause: Cause) -> Json:
