@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,23 +33,23 @@ def tables() -> dict[str, str]:
     """Return the table of each framework, one row for each declaration."""
     return {
         "Megatron-LM": _table(
-            ("lever", "options", "releases", "needs", "time", "memory", "source"),
+            ("lever", "options", "releases", "needs", "time", "memory", "basis"),
             [_row(each, _options(each), _releases(each.first, each.last), _package(each)) for each in MEGATRON_LEVERS],
         ),
         "DeepSpeed": _table(
-            ("lever", "keys of the JSON", "stages", "releases", "time", "memory", "source"),
+            ("lever", "keys of the JSON", "stages", "releases", "time", "memory", "basis"),
             [_row(each, _keys(each), _stages(each), _from(each)) for each in DEEPSPEED_LEVERS],
         ),
         "FSDP": _table(
-            ("lever", "keys of Accelerate's file", "time", "memory", "source"),
+            ("lever", "keys of Accelerate's file", "time", "memory", "basis"),
             [_row(each, _file_keys(each)) for each in FSDP_LEVERS],
         ),
         "Trainer": _table(
-            ("lever", "arguments", "needs", "time", "memory", "source"),
+            ("lever", "arguments", "needs", "time", "memory", "basis"),
             [_row(each, _arguments(each), _needs(each)) for each in TRAINER_LEVERS],
         ),
         "torchtitan": _table(
-            ("lever", "settings", "time", "memory", "source"),
+            ("lever", "settings", "time", "memory", "basis"),
             [_row(each, _settings(each)) for each in TITAN_LEVERS],
         ),
     }
@@ -71,7 +72,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _row(lever: LeverDeclaration[Any], *written: str) -> tuple[str, ...]:
     name = f"`{lever.label}`" + (" (numerics)" if lever.numerics else " (unstable)" if lever.is_unstable else "")
-    return (name, *written, _time(lever), _memory(lever), lever.source)
+    return (name, *written, _time(lever), _memory(lever), re.split("[:;]", lever.source)[0])
 
 
 def _time(lever: LeverDeclaration[Any]) -> str:
