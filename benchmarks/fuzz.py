@@ -300,19 +300,26 @@ def _damaged(rng: random.Random) -> bytes:
     return data * rng.choice([1, 1, 1, 3])
 
 
+_SECRET_NAMES = ("HF_TOKEN", "WANDB_API_KEY", "MYSQL_PWD", "db_password", "aws_secret_access_key", "hub-token", "jwt")
 _SECRET_FORMS = (
-    *("python t.py --token %", "python t.py --token=%", "HF_TOKEN=% python t.py", "env WANDB_API_KEY=% python t.py"),
     *(
-        "python t.py +wandb.api_key=%",
-        "srun --export=ALL,HF_TOKEN=% python t.py",
-        "docker run -e HF_TOKEN=% i python t.py",
+        "python t.py --# %",
+        "python t.py --#=%",
+        'python t.py --# "%"',
+        "python t.py --# $(echo %)",
+        "python t.py +x.#=%",
     ),
     *(
-        "python t.py --logger-args a=1,api_key=%",
-        "python t.py --db 'Server=x;Password=%;'",
-        "export HF_TOKEN=%; python t.py",
+        "#=% python t.py",
+        "#+=% python t.py",
+        "env #=% python t.py",
+        "export #='%' && python t.py",
+        "#=$(echo %) python t.py",
     ),
-    *("python t.py --s3 s3://AK:%@bucket", "python t.py --hub_token='%'", 'python t.py --password "%"'),
+    *("#=${X:=%} python t.py", "srun --export=ALL,#=% python t.py", "docker run -e #=% i python t.py"),
+    *("mpirun -genv HF_TOKEN % python t.py", 'ssh h "#=% python t.py"', "aws configure set x.# % && python t.py"),
+    *("python t.py --logger-args a=1,#=%", "python t.py --db 'Server=x;#=%;'", "python t.py --s3 s3://AK:%@bucket"),
+    *("curl -H 'authorization: ApiKey %' x && python t.py", "gh auth login --with-token <<< % && python t.py"),
 )
 _NOISE = ("--lr 3", "--name 'a b'", "--seed=5", "-v", "data", "> log", "2>&1", "--tokenizer llama", "--keep 3")
 
@@ -323,7 +330,7 @@ def fuzz_secrets(rng: random.Random, count: int) -> Findings:
     letters = string.ascii_letters + string.digits
     for _ in range(count):
         secret = "".join(rng.choice(letters) for _ in range(rng.randint(10, 40)))
-        command = rng.choice(_SECRET_FORMS).replace("%", secret)
+        command = rng.choice(_SECRET_FORMS).replace("#", rng.choice(_SECRET_NAMES)).replace("%", secret)
         for _ in range(rng.randrange(4)):
             command += f" {rng.choice(_NOISE)}"
         command = rng.choice(

@@ -199,6 +199,13 @@ def test_values_go_where_the_program_has_them(
     assert preset.apply_parameters(command, point) == wanted
 
 
+def test_a_command_of_which_no_program_trains_is_filled_in() -> None:
+    preset = SpacePreset(space="x=1,2")
+    assert preset.apply_parameters("sh -c 'echo {x} >> runs; echo value: 1'", {"x": 2}) == (
+        "sh -c 'echo 2 >> runs; echo value: 1'"
+    )
+
+
 CONFIG = "batch: 4  # samples\nmodel: {layers: 2}\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.study_tools import Witness, tune
 from tests.toy_preset import ToyPreset
-from zenith_tune.shell.secrets import find_secrets, mask
+from zenith_tune.shell.secrets import find_secrets, mask, mask_environment, secrets_of_environment
 
 SECRET = "Zq8vT2mLp9"
 FORMS = [
@@ -92,6 +92,105 @@ FORMS = [
     "python -c \"login(token='%')\" && python t.py",
 ]
 """The commands, with % in place of the secret where it is written in one piece."""
+
+
+NAMES = ["HF_TOKEN", "WANDB_API_KEY", "MYSQL_PWD", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "JWT"]
+FORMS_OF_NAMES = [
+    "@+=% python t.py",
+    "@=$(echo %) python t.py",
+    "@=$(printf %s '%') python t.py",
+    "@=`echo %`; python t.py",
+    "@=${X:=%} python t.py",
+    "@=\\\n%; python t.py",
+    "printf -v @ %s %; python t.py",
+    "read -r @ <<< %; python t.py",
+    "read @ <<E\n%\nE\npython t.py",
+    "setenv @ %; python t.py",
+    "cat > .env <<'E'\nexport @=\"%\"\nE\npython t.py",
+    "echo '@: %' > c.yaml; python t.py",
+    'ssh h "@=% python t.py"',
+    "python -c \"os.putenv('@', '%')\"; python t.py",
+    "arr=(@=%); env ${arr[@]} python t.py",
+    "conda env config vars set @=%; python t.py",
+    "git config --global @ %; python t.py",
+    "python t.py --x --@ $(echo '%')",
+]
+FORMS_OF_PROGRAMS = [
+    "python t.py --password '$tr0ng9%'",
+    "curl -H 'authorization: ApiKey %' x; python t.py",
+    "curl -b 'sid=%' x; python t.py",
+    "aws configure set aws_secret_access_key %; python t.py",
+    "aws configure set profile.x.aws_session_token %; python t.py",
+    "gh auth login --with-token <<< %; python t.py",
+    "echo % | gh auth login --with-token; python t.py",
+    "docker login -u me --password-stdin <<< %; python t.py",
+    "wandb login --relogin %; python t.py",
+    "vault login %; python t.py",
+    "npm config set //r/:_authToken %; python t.py",
+    "pip config set global.password %; python t.py",
+    "openssl enc -k % -in a; python t.py",
+    "openssl enc -pass pass:% -in a; python t.py",
+    "unzip -P % a.zip; python t.py",
+    "7z x -p% a.7z; python t.py",
+    "redis-cli -a % ping; python t.py",
+    "kubectl create secret generic a --from-literal=k=%; python t.py",
+    "python -c \"wandb.login(key='%')\"; python t.py",
+    "python -c 'huggingface_hub.login(\"%\")'; python t.py",
+    "echo % | sudo -S true; python t.py",
+    "git clone https://%@h/x.git; python t.py",
+    "DATABASE_URL=postgresql://u:%@h/d python t.py",
+]
+VALUES = ["Zq8vT2mLp9", "correcthorsebattery", "8412907733"]
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("form", [*(f.replace("@", n) for f in FORMS_OF_NAMES for n in NAMES), *FORMS_OF_PROGRAMS])
+def test_what_a_secret_name_is_set_to_is_masked_whatever_it_is(form: str, value: str) -> None:
+    command = form.replace("%s", "\0").replace("%", value).replace("\0", "%s")
+    shown = mask(command, find_secrets(command))
+    assert value not in shown and "t.py" in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "NCCL_IB_PKEY=0x8001 GOOGLE_APPLICATION_CREDENTIALS=/run/gcp.json MONKEY=banana python t.py",
+        "python t.py --ssh-key ~/.ssh/id_ed25519 --private-key ./k.pem --credentials-path ./c.json --cookie-jar c.txt",
+        "PRNG_KEY=100 JAX_RANDOM_KEY=3 python t.py --prng-key 42 --primary-key id --foreign_key x --public-key abc",
+        "XDG_SESSION_ID=c2 SESSION=run1 KEYBOARD=us python t.py --hotkey a --turkey b --keyframe 8",
+        "python t.py --token-dropout 0.1 --tokens-per-batch 4096 --token_type_ids 0 --token-level loss",
+        "docker run --user 1000:1000 -p 8080:80 i python t.py; curl -u me http://h",
+        'python t.py \'{"eos_token": "</s>", "max_tokens": 5, "text_key": "content"}\'',
+        "HF_TOKEN=$HF_TOKEN API_KEY=$(cat /run/key) python t.py --token $(aws secretsmanager get-secret-value)",
+        "cp my_secret.yaml run.yaml; python t.py --config run.yaml",
+    ],
+)
+def test_an_ordinary_command_is_shown_as_it_is(command: str) -> None:
+    assert mask(command, find_secrets(command)) == command
+    words = (word.partition("=") for word in command.split() if "=" in word)
+    env = {name: value for name, _, value in words if name.isupper() and value[0] not in "$'"}
+    assert mask_environment(env) == env and secrets_of_environment(env) == []
+
+
+def test_inherited_secrets_are_found_by_name_and_in_urls_whatever_they_are() -> None:
+    env = {"DB_PASSWORD": "correcthorsebattery", "MYSQL_PWD": "8412907733", "DATABASE_URL": "postgres://u:hunter2@h/d"}
+    assert secrets_of_environment(env) == ["correcthorsebattery", "8412907733", "hunter2"]
+
+
+def test_a_number_is_masked_as_a_number_and_not_within_another() -> None:
+    assert mask("tokens/s: 98100.0, 0.100, key 100.", ["100"]) == "tokens/s: 98100.0, 0.100, key ***."
+
+
+def test_the_value_is_what_the_program_printed_and_masking_is_for_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s98100s")
+    witness = Witness()
+    command = "sh -c 'echo value: {x}98100; echo api $MY_API_KEY' x --password 98100"
+    tune(tmp_path, command, ToyPreset([1, 2]), listener=witness, baseline=False).optimize()
+    assert [trial.value for trial in witness.trials] == [198100, 298100]
+    for log in (tmp_path / "out/s").rglob("log.txt"):
+        assert "s98100s" not in log.read_text() and "value: " in log.read_text()
 
 
 @pytest.mark.parametrize("form", FORMS)

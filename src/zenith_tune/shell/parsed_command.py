@@ -128,6 +128,8 @@ class ParsedCommand:
         >>> ParsedCommand.of("python train.py F.yaml tp=2 > log").override({"tp": 4, "sp": True}).text
         'python train.py F.yaml tp=4 sp=true > log'
         """
+        if not values:
+            return self  # which may have no program to give them to
         text, wanted = self.target.text, {key: plain_value(value) for key, value in values.items()}
         splices = [
             splice

@@ -1,4 +1,4 @@
-"""Which names and shapes mark a secret, and which names only belong to the vocabulary of language models."""
+"""Which names mark a secret, and which texts are one whatever their name."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OF_SERVICES = names(
 _OF_MODELS = names(
     """
     add added answer assistant audio batch begin blank bos cache chosen cls column context decoder dict doc document
-    empty end eod eom eos eot extra feature field fim first forced frame fused gen generated gold ignore image img
-    index input instruction join label lang language last loss mask max merge message min modality mm mrope name new
-    next num object output pad padding patch per position prefix primary prompt query question reasoning rejected
-    response rope round row sample score sep seq sort source special speech start state step stop suffix target
-    text think tool total train trigger unk val value video vision vit vocab word
+    empty end eod eom eos eot extra feature field fim first forced foreign frame fused gen generated gold gpg ignore
+    image img index input instruction join label lang language last loss mask max merge message min modality mm mrope
+    name new next num object output pad padding patch per position prefix primary prng prompt public query question
+    random reasoning rejected response rng rope round row sample score sep seq sort source special speech start state
+    step stop suffix target text think tool total train trigger unk val value video vision vit vocab word
     """
 )
 # The value is then where a secret lies, or what it is like, and not the secret.
@@ -48,11 +48,10 @@ _NOT_PASSWORDS = {
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 # An `access_key_id` is as secret as the key.
 _SPELT_OUT = re.compile(r"(?:.*_)?(?:secret_id|key_id|(?:key|token)_(?:str|string|val|value))")
-_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])\S*(?:[A-Za-z0-9]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\S*")
 
 
-def marks_secret(name: str, value: str = "") -> bool:
-    """Tell from the name of an option or variable whether its value is a secret; a doubtful name needs a random value.
+def marks_secret(name: str) -> bool:
+    """Tell from the words of an option's or variable's name whether its value is a secret.
 
     >>> [marks_secret(name) for name in ("--hf-token", "WANDB_API_KEY", "--pad-token-id", "--tokenizer-model")]
     [True, True, False, False]
@@ -68,16 +67,12 @@ def marks_secret(name: str, value: str = "") -> bool:
     if _SHORT.fullmatch(words[-1]):
         return _NOT_PASSWORDS.get(words[-1], frozenset()).isdisjoint(words)
     tail = _TAIL.fullmatch(words[-1])
-    if tail is None:
-        return not {"token", "key"}.isdisjoint(words) and _RANDOM.fullmatch(value) is not None
-    qualifiers = {*words[:-1], tail[1]} - {""}
-    if not qualifiers.isdisjoint(_OF_SERVICES):
-        return True
-    if tail[3] or not qualifiers.isdisjoint(_OF_MODELS):
+    if tail is None or not {*words[:-1], tail[1]}.isdisjoint(_OF_MODELS):
         return False
-    # Variables are written in capitals; one that is called a token or key is taken at its word.
-    is_plain = name.endswith(("TOKEN", "KEY")) or (tail[2] == "token" and not qualifiers)
-    return is_plain or _RANDOM.fullmatch(value) is not None
+    if of_service or tail[1] in _OF_SERVICES:
+        return True
+    # A token of nothing else is one; of keys, only a variable's, which is written in capitals.
+    return not (tail[1] or tail[3]) and (tail[2] == "token" or name.endswith("KEY"))
 
 
 WELL_KNOWN = re.compile(
@@ -86,32 +81,42 @@ WELL_KNOWN = re.compile(
     r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
 )
 """Tokens that are known by their beginning, wherever they stand."""
-_IN_CONTEXT = re.compile(
+_VALUE = r"['\"]?([^\s'\"|;&]{3,})"
+_CONTEXTS = re.compile(
     r"://[^/\s:@'\"]*:([^@/\s'\"]+)@"
-    r"|://([^/\s:@'\"]{16,})@"
-    r"|(?i:authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)\s+([\w.~+/=-]{3,}))"
+    r"|://([^/\s:@'\"]{10,})@"
+    rf"|(?i:authorization['\"]?\s*[:=]\s*['\"]?\w+\s+{_VALUE})"
     r"|\b[Bb]earer\s+([\w.~+/=-]{6,})"
-    r"|\bwandb\s+login\s+(?:--\S+\s+)*(\w{20,})"
-    r"|\bmachine\s+\S+\s+login\s+\S+\s+password\s+([^\s'\"]{3,})"
     r"|hooks\.slack\.com/services/([\w/]{16,})"
-    r"|\b(?:echo|printf)\s+(?:-n\s+)?['\"]?([^\s'\"|]{3,})['\"]?\s*\|[^|;&]*--(?:password|token)-stdin\b"
     r"|[?&](?i:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token))=([^&\s'\"]{3,})"
+    # What programs take as a password.
+    rf"|\bmachine\s+\S+\s+login\s+\S+\s+password\s+{_VALUE}"
+    rf"|\b(?:wandb|vault)\s+login\s+(?:-\S+\s+)*(?!-){_VALUE}"
+    r"|\b(?:huggingface_hub|hf|wandb)\.login\(\s*(?:\w+\s*=\s*)?['\"]([^'\"]{3,})"
+    rf"|\bcurl\b[^|;&\n]*?\s(?:-[uU]|--(?:proxy-)?user)[ =]?['\"]?(?!\d+:\d+\b)[^:\s'\"]+:{_VALUE}"
+    rf"|\bcurl\b[^|;&\n]*?\s(?:-b|--cookie)[ =]?['\"]?\w+={_VALUE}"
+    rf"|\b(?:sshpass|mysql\w*|mariadb\w*|7za?|login)\b[^|;&\n]*?\s-p ?{_VALUE}"
+    rf"|\b(?:unzip\b[^|;&\n]*?\s-P|redis-cli\b[^|;&\n]*?\s-a|openssl\b[^|;&\n]*?\s-k) ?{_VALUE}"
+    rf"|\bopenssl\b[^|;&\n]*?\spass:{_VALUE}"
+    rf"|\bcreate secret\b[^|;&\n]*?--from-literal=[\w.-]+={_VALUE}"
 )
+_READS_SECRET = re.compile(r"--(?:password|token)-stdin|--with-token|\bsudo -S\b|\bread\s+(?:-\w+\s+)*(\w+)")
+"""A program that reads its secret: what is echoed or written out for it in the same text."""
+_ECHOED = re.compile(rf"\b(?:echo|printf)\s+(?:-\w\s+)?{_VALUE}['\"]?\s*\||<<<\s*{_VALUE}|<<-?\s*(\w+)\n([^\n]{{3,}})")
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 
 
 def shaped_secrets(text: str) -> Iterator[str]:
-    """Yield what looks like a secret wherever it stands, whatever its name.
+    """Yield what is a secret by what it looks like, or by the program that takes it, whatever its name.
 
     >>> list(shaped_secrets("git clone https://me:hunter2@host/x"))
     ['hunter2']
     """
-    for match in WELL_KNOWN.finditer(text):
-        yield match[0]
-    for match in _IN_CONTEXT.finditer(text):
-        secret = match[match.lastindex or 0]
-        if not secret.startswith("$") and not is_placeholder(secret):
-            yield secret
+    found = [match[0] for match in WELL_KNOWN.finditer(text)]
+    found += [match[match.lastindex or 0] for match in _CONTEXTS.finditer(text)]
+    if any(match[1] is None or marks_secret(match[1]) for match in _READS_SECRET.finditer(text)):
+        found += [match[match.lastindex or 0] for match in _ECHOED.finditer(text)]
+    yield from (secret for secret in found if not secret.startswith("$") and not is_placeholder(secret))
 
 
 def is_placeholder(text: str) -> bool:

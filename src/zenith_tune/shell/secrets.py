@@ -1,4 +1,7 @@
-"""Secrets: finds the tokens, keys and passwords that a command holds, and masks them wherever they are written."""
+"""Secrets: finds the tokens, keys and passwords that a command holds, and masks them wherever they are written.
+
+A secret is what a name that marks one is set to, as bash reads it, or what looks like one (`secret_names`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.lexer import Operator, Quote, Redirection, Word
+from zenith_tune.shell.lexer import Operator, Quote, Redirection, Token, Word
 from zenith_tune.shell.parsed_command import ParsedCommand
 from zenith_tune.shell.secret_names import (
     MASK,
@@ -25,33 +27,27 @@ from zenith_tune.study.files import open_regular
 
 __all__ = ["MASK", "find_secrets", "mask", "mask_environment", "mask_file", "secrets_of_environment"]
 
-_SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-_INHERITED = re.compile(r"(?![/~.])(?=.*[0-9])(?=.*[A-Za-z])\S{8,}")
-"""No path and no plain word: those stand in commands and logs for other reasons, too."""
+_MIN_INHERITED_CHARS = 6
+"""What is shorter stands in logs for other reasons, too."""
 
 
 def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which values of secret-sounding names, and secrets inside others, are masked.
+    """Return an environment in which values of secret names, and secrets inside others, are masked.
 
     >>> mask_environment({"HF_TOKEN": "abc", "HOME": "/root"})
     {'HF_TOKEN': '***', 'HOME': '/root'}
     """
-    return {
-        name: MASK
-        if _SECRET_VARIABLE.search(name) or marks_secret(name)
-        else mask(value, [*_if_secret(name, [value]), *find_secrets(value)])
-        for name, value in env.items()
-    }
+    return {name: mask(value, [*_if_secret(name, [value]), *find_secrets(value)]) for name, value in env.items()}
 
 
 def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
-    """Return the values of variables with secret names, which a trial inherits and may print.
+    """Return the secrets among the variables that a trial inherits and may print.
 
-    >>> secrets_of_environment({"HF_TOKEN": "a1b2c3d4", "DB_PASSWORD": "password", "SSH_KEY": "~/.ssh/id1"})
-    ['a1b2c3d4']
+    >>> secrets_of_environment({"HF_TOKEN": "correcthorse", "DB_URL": "db://me:hunter2@h/x", "SSH_KEY": "~/.ssh/id1"})
+    ['correcthorse', 'hunter2']
     """
-    inherited = ((name, value) for name, value in env.items() if _INHERITED.fullmatch(value))
-    return list(dict.fromkeys(secret for name, value in inherited for secret in _if_secret(name, [value])))
+    found = (each for name, value in env.items() for each in (*_if_secret(name, [value]), *shaped_secrets(value)))
+    return list(dict.fromkeys(each for each in found if len(each) >= _MIN_INHERITED_CHARS))
 
 
 def find_secrets(command_text: str) -> list[str]:
@@ -61,85 +57,94 @@ def find_secrets(command_text: str) -> list[str]:
     ['abc123', 'xyz789']
     """
     # Quoted pairs count wherever they stand: quotes that are nested the wrong way hide them from the shell's words.
-    quoted = [(match[1], match[2] or match[3]) for match in _PAIR.finditer(command_text)]
+    quoted = ((match[1], match[2] or match[3]) for match in _PAIR.finditer(command_text))
     by_name = (secret for name, value in quoted if value for secret in _if_secret(name, [value]))
     return list(dict.fromkeys([*_in_shell_text(command_text), *by_name, *shaped_secrets(command_text)]))
 
 
-_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(=)?")
-_NAMED = re.compile(r"(?:--?|[+~]{0,2})([A-Za-z_][\w.-]*)=")
-_ASSIGNED = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=")
+_NAME = r"[A-Za-z_][\w.-]*"
+_SET = re.compile(rf"(?:--?|[+~]{{0,2}})({_NAME}?)\+?=")
+"""A word that sets a name to what follows."""
+_NAMES = re.compile(rf"--?({_NAME})|(?:[\w.-]+\.|//\S+:)?(\w*[A-Z_]\w*|(?<=\.)[\w-]+)")
+"""A word that names what the next is: an option, or as in `setenv HF_TOKEN x` and `config set global.password x`."""
 # Name and value within a word or a line: `ALL,HF_TOKEN=x`, `{api_key: x}`, `?key=x&`, `os.environ['HF_TOKEN'] = 'x'`,
-# `login(token='x')`, `"api_key": "x"`, `${HF_TOKEN:-x}`, and -eHF_TOKEN=x.
+# `login(token='x')`, `putenv('HF_TOKEN', 'x')`, `"api_key": "x"`, `${HF_TOKEN:-x}`, and -eHF_TOKEN=x.
 _PAIR = re.compile(
-    r"""(?:(?<![\w.-])|^-[A-Za-z]|--)([A-Za-z_][\w.-]*)(?:["']\]?)?\s*(?::[-=]|[:=](?!//))\s*"""
+    rf"""(?:(?<![\w.-])|^-[A-Za-z]|--)({_NAME})(?:["']\]?)?\s*(?::[-=]|[:=](?!//)|(?<=["']),)\s*"""
     # Only looked at, because it may be a pair itself: `--env=HF_TOKEN=x`.
     r"""(?="([^"]+)"|'([^']+)'|([^\s"',;{}](?:[^\s,;{}]*[^\s"'\\,;&|(){}])?))"""
 )
 _HEADER = re.compile(r"([A-Za-z][\w-]*):\s*(.+)", re.DOTALL)
 _LOOSE_OPTION = re.compile(r"""--([\w.-]+)\s+["']?([^\s"']+)""")
-_ASSIGNERS = frozenset(("-genv", "-env", "--setenv", "setenv"))
-"""Options that are followed by the name of a variable, and then by its value."""
-_ACCOUNT = re.compile(r"(?:-u|-U|--user|--proxy-user)=?(.*)", re.DOTALL)
-_TAKES_PASSWORD = re.compile(r"sshpass|mysql\w*|mariadb\w*|login")
-"""Programs whose option -p is a password."""
-_NEAR = 4
-"""How many words before an option may name the program that it is for."""
+_BLANK = re.compile(r"\s")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_DEFAULT = re.compile(r"\$\{\w+:?[-=+](.*)\}", re.DOTALL)
+_ECHO = re.compile(r"(?:\$\(|`)\s*(?:echo|printf)\s+(.*?)\s*[)`]", re.DOTALL)
 _NOT_A_SECRET = frozenset(
     (
-        *("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"),
+        *("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default", "password", "secret", "%s"),
         *("basic", "bearer", "digest", "kerberos", "ldap", "oauth", "oauth2", "token"),
     )
 )
 _USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
+_PATH = re.compile(r"(?:~|\.{1,2})?/(?![^/]*[A-Z0-9+=][^/]{15})[^\s+=]*")
+"""A secret in a file of its own is no secret in the command; a key in base64 may begin with a slash as well."""
 _MIN_LITERAL_CHARS = 6
 
 
 def _in_shell_text(text: str) -> Iterator[str]:
-    """Yield the values of options and assignments with secret names, also in shell texts within words."""
+    """Yield what secret names are set to, also in shell texts within words."""
     try:
         tokens = ParsedCommand.of(text).tokens
     except (CommandError, RecursionError):
         yield from _in_loose_text(text)
         return
-    words = [token for token in tokens if isinstance(token, Word)]
-    for index, word in enumerate(words):
-        following = words[index + 1] if index + 1 < len(words) else None
-        for secret in _in_word(words[max(0, index - _NEAR) : index], word, following):
-            yield secret
-            # As in `Zq8"vT2"` or `Zq\8`, which is no form of the value.
-            for each in filter(None, (word, following)):
-                if secret in each.value and secret not in (raw := text[each.start : each.end]):
-                    yield raw[raw.find("=") + 1 :] if each.value != secret else raw
-    yield from _in_variables(words)
     end = 0
     for token in tokens:
-        if isinstance(token, Redirection):  # a here-string
-            yield from _in_word((), token.target, None)
         # Between the tokens there are blanks, or the body of a here-document.
         yield from _in_loose_text(text[end : token.start])
         end = token.start if isinstance(token, Operator) and token.text == "#" else token.end
+        if isinstance(token, Word | Redirection):  # of a here-string
+            yield from _in_word(token if isinstance(token, Word) else token.target)
     yield from _in_loose_text(text[end:])
+    values = list(_values(tokens))
+    given = ((name, _VARIABLE.fullmatch(word.value, start)) for name, word, start in values)
+    variables = {match[1] or match[2] for name, match in given if match and marks_secret(name)}  # as in `--token $MINE`
+    for name, word, start in values:
+        literals = _literals(word, start)
+        for secret in filter(_is_secret, literals) if name in variables else _if_secret(name, literals):
+            yield secret
+            # As in `Zq8"vT2"` or `Zq\8`, which is no form of the value.
+            if secret in word.value and secret not in (raw := text[word.start : word.end]):
+                yield raw if word.value == secret else raw[raw.find("=") + 1 :]
 
 
-def _in_word(before: Sequence[Word], word: Word, following: Word | None) -> Iterator[str]:
-    value, option, name = word.value, _OPTION.match(word.value), _assigned_name(word)
-    if name:
-        yield from _if_secret(name[1], _literals(word, name.end()))
-    elif option and option[2]:
-        yield from _if_secret(option[1], _literals(word, option.end()))
-    elif option and option.end() == len(value) and following and not following.value.startswith("--"):
-        yield from _if_secret(option[1], _literals(following, 0))
-    elif header := _HEADER.fullmatch(value):
+def _values(tokens: Sequence[Token]) -> Iterator[tuple[str, Word, int]]:
+    """Yield the names that are set to something, the word that has it, and where in that it begins."""
+    for index, word in enumerate(tokens):
+        if not isinstance(word, Word):
+            continue
+        following = [each for each in tokens[index + 1 : index + 3] if isinstance(each, Word)]
+        if (name := _SET.match(word.value)) and not _is_text(word):
+            yield name[1], word, name.end()
+        elif (name := _NAMES.fullmatch(word.value)) and following and following[0] is tokens[index + 1]:
+            value = following[-1 if following[0].value == "%s" else 0]  # as in `printf -v HF_TOKEN %s x`
+            if not value.value.startswith("--"):
+                yield name[1] or name[2], value, 0
+
+
+def _is_text(word: Word) -> bool:
+    """Tell whether a word is a text of its own, as behind `bash -c`, and not one that has blanks."""
+    return word.parts[0].quote is not Quote.NONE and _BLANK.search(word.value) is not None
+
+
+def _in_word(word: Word) -> Iterator[str]:
+    value, name = word.value, None if _is_text(word) else _SET.match(word.value)
+    if name is None and (header := _HEADER.fullmatch(value)):
         yield from _if_secret(header[1], [header[2]])
-    elif before and following and before[-1].value in _ASSIGNERS:
-        yield from _if_secret(value, _literals(following, 0))
     yield from _in_pairs(value)
-    yield from _in_flags(before, value, following.value if following else "")
-    # A shell text of its own, as behind `bash -c`.
-    start = value.find("=") + 1 if name or option else 0
-    if re.search(r"\s", value[start:]) and word.end - word.start > len(value):
+    start = name.end() if name else 0
+    if _BLANK.search(value, start) and word.end - word.start > len(value):
         yield from _in_shell_text(value[start:])
     for part in word.parts:
         if part.dynamic and part.value.startswith(("$(", "`", "<(", ">(", "(")):
@@ -149,7 +154,8 @@ def _in_word(before: Sequence[Word], word: Word, following: Word | None) -> Iter
 def _in_pairs(text: str) -> Iterator[str]:
     for match in _PAIR.finditer(text):
         value = match[2] or match[3] or match[4]
-        yield from _if_secret(match[1], [value, value.partition("&")[0]])  # the rest may be another pair of a URL
+        if not value.startswith("$"):
+            yield from _if_secret(match[1], [value, value.partition("&")[0]])  # the rest may be another pair of a URL
 
 
 def _in_loose_text(text: str) -> Iterator[str]:
@@ -159,61 +165,36 @@ def _in_loose_text(text: str) -> Iterator[str]:
             yield from _if_secret(match[1], [match[2]])
 
 
-def _in_variables(words: Sequence[Word]) -> Iterator[str]:
-    """Yield what variables are set to, whatever their names, whose value is then given as a secret: `--token $MINE`."""
-    given = [(option[1], after.value) for word, after in pairwise(words) if (option := _OPTION.fullmatch(word.value))]
-    given += [(match[1], word.value[match.end() :]) for word in words if (match := _NAMED.match(word.value))]
-    used = [match for name, value in given if (match := _VARIABLE.fullmatch(value)) and marks_secret(name)]
-    names = {match[1] or match[2] for match in used}
-    for word in words:
-        name = _assigned_name(word)
-        if name and name[1] in names:
-            yield from filter(_is_written_out, _literals(word, name.end()))
-
-
-def _in_flags(before: Sequence[Word], value: str, following: str) -> Iterator[str]:
-    """Yield the passwords of `curl -u me:x` and `sshpass -p x`, also where option and value touch."""
-    if account := _ACCOUNT.fullmatch(value):
-        parts = _USER_AND_SECRET.fullmatch(account[1] or following)
-        # 1000:1000 are numbers of user and group.
-        if parts and not parts[1].isdecimal() and _is_written_out(parts[1]):
-            yield parts[1]
-    if value.startswith("-p") and any(_TAKES_PASSWORD.fullmatch(each.value) for each in before):
-        yield from filter(_is_written_out, [value[2:] or following])
-
-
-def _assigned_name(word: Word) -> re.Match[str] | None:
-    """Return the name of an assignment; a quoted one with blanks is a shell text that begins with an assignment."""
-    is_text = word.parts[0].quote is not Quote.NONE and re.search(r"\s", word.value)
-    return None if is_text else _ASSIGNED.match(word.value)
-
-
-def _literals(word: Word, start: int) -> list[str]:
-    """Return what is written out of a word's value from `start` on."""
+def _literals(word: Word, start: int) -> Iterator[str]:
+    """Yield what is written out of a word's value from `start` on."""
     if word.is_static:
-        return [word.value[start:]]
-    pieces, position = [], 0
+        yield word.value[start:]
+        return
+    position = 0
     for part in word.parts:
         if not part.dynamic:
-            pieces.append(part.value[max(0, start - position) :])
+            piece = part.value[max(0, start - position) :]
+            yield from [piece] if len(piece) >= _MIN_LITERAL_CHARS else []
+        elif default := _DEFAULT.fullmatch(part.value):
+            yield default[1]
+        elif echoed := _ECHO.fullmatch(part.value):
+            yield from echoed[1].replace("'", " ").replace('"', " ").split()
         position += len(part.value)
-    return [piece for piece in pieces if len(piece) >= _MIN_LITERAL_CHARS]
 
 
 def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
-    for value in filter(_is_written_out, values):
-        if name.lower() == "pwd" and value[0] in "/~.":  # a folder
-            continue
-        if marks_secret(name, value):
+    is_marked = marks_secret(name)
+    for value in filter(_is_secret, values):
+        if is_marked:
             yield value
         account = _USER_AND_SECRET.fullmatch(value) if re.search(r"(?i:auth|login)$", name) else None
-        if account and _is_written_out(account[1]):
+        if account and _is_secret(account[1]):
             yield account[1]
 
 
-def _is_written_out(value: str) -> bool:
-    is_real = len(value) >= MIN_SECRET_CHARS and value.lower() not in _NOT_A_SECRET and value.strip("*") != ""
-    return is_real and not value.startswith("$") and not is_placeholder(value)
+def _is_secret(value: str) -> bool:
+    is_word = value.lower() in _NOT_A_SECRET or value.strip("*") == "" or is_placeholder(value)
+    return len(value) >= MIN_SECRET_CHARS and not is_word and _PATH.fullmatch(value) is None
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
@@ -232,7 +213,10 @@ def mask(text: str, secrets: Sequence[str]) -> str:
 def _patterns(secrets: Iterable[str]) -> list[str]:
     """Return a pattern for each secret, the longest first, in which every character may be escaped in its own way."""
     in_order = sorted({secret for secret in secrets if secret.strip("*")}, key=len, reverse=True)
-    return ["".join(map(_written, secret)) for secret in in_order]
+    # A number is masked where it is one, not where its digits are part of another.
+    return [
+        rf"(?<![\d.]){secret}(?!\.?\d)" if secret.isdecimal() else "".join(map(_written, secret)) for secret in in_order
+    ]
 
 
 def _written(char: str) -> str:

@@ -164,11 +164,10 @@ class TrialExecution:
     def recover(self, request: TrialRequest, folder: TrialFolder) -> Trial | None:
         """Return the trial that a killed tuner left, if it had finished by itself; ends it if it still runs."""
         ends = [(files, self._runner.recover(files.path)) for files in folder.runs()]
-        for files, result in ends:
-            if result is None:  # the others are masked as they are read
-                self._mask_log(files)
         done = [(files, result) for files, result in ends if result is not None]
         readings = [self._read_result(request, files, result) for files, result in done]
+        for files, _ in ends:
+            self._mask_log(files)
         if any(failure is not None and failure.kind in _CANNOT_BE_JUDGED for _, failure in readings):
             return None
         failed = [trial for trial, _ in readings if not trial.ok]
@@ -191,7 +190,10 @@ class TrialExecution:
             write_atomically(path, text, is_private=True)  # the user's own, which it is made of, may hold a secret
 
     def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
-        trial, failure = self._patience.call(lambda: self._read_result(request, files, result, early))
+        try:  # by what the program printed; what is kept of that is masked
+            trial, failure = self._patience.call(lambda: self._read_result(request, files, result, early))
+        finally:
+            self._patience.call(lambda: self._mask_log(files))
         if failure is not None and _is_full(files):
             raise disk_full(files.path)
         return trial
@@ -199,12 +201,11 @@ class TrialExecution:
     def _read_result(
         self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None = None
     ) -> tuple[Trial, Failure | None]:
-        self._mask_log(files)
         if result.end is End.CANCELLED:
             return self._trial(request, files, result, Outcome.CANCELLED, cause="interrupted"), None
         if result.end in _NOT_THE_COMMANDS_FAULT:
             outcome, kind = _NOT_THE_COMMANDS_FAULT[result.end]
-            cause = mask(result.reason or str(result.end), self._secrets)
+            cause = result.reason or str(result.end)
             return self._trial(request, files, result, outcome, cause=cause, failure=str(kind)), None
         text = TrialLog(files.log).text() if early is None else early.log
         exit_code = result.exit_code if early is None else 0
@@ -212,7 +213,7 @@ class TrialExecution:
         failure = classify(text, exit_code, timed_out=result.end is End.TIMED_OUT, silent=silent)
         measured = self._measure(text, request, result) if failure is None else failure
         if isinstance(measured, Failure):
-            details = {"cause": mask(measured.message, self._secrets), "failure": str(measured.kind)}
+            details = {"cause": measured.message, "failure": str(measured.kind)}
             return self._trial(request, files, result, measured.outcome, **details), measured
         fields = {name: getattr(measured, name) for name in measured.__slots__}
         reason = early.reason if early is not None else None
@@ -251,14 +252,18 @@ class TrialExecution:
         self, request: TrialRequest, files: TrialFolder, result: JobResult, outcome: Outcome, **fields: Any
     ) -> Trial:
         place = {"place": result.place} if result.place else {}
+        extra = {**fields.get("extra", {}), **result.usage, **place}
+        shown = {"command": request.command, **{name: each for name, each in fields.items() if isinstance(each, str)}}
         return replace(
             request.trial,
             outcome=outcome,
-            command=mask(request.command, self._secrets),
             folder=files.path,
             duration_s=result.duration_s,
-            **{**fields, "extra": {**fields.get("extra", {}), **result.usage, **place}},
+            **{**fields, **self._masked(shown), "extra": self._masked(extra)},
         )
+
+    def _masked(self, texts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: mask(each, self._secrets) if isinstance(each, str) else each for name, each in texts.items()}
 
     def _close(self, folder: TrialFolder, trial: Trial) -> Trial:
         trial = replace(trial, folder=folder.path)
