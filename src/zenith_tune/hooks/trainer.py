@@ -26,6 +26,8 @@ FIELD = "per_device_train_batch_size"
 PARSERS = ("transformers.hf_argparser", "trl.scripts._hf_argparser")
 """Modules with an HfArgumentParser: TRL has a copy of its own."""
 CHECKPOINTING = "gradient_checkpointing"
+WORKED_OUT = "steps_per_generation"
+"""A field that is worked out where the script does not give it: it is reported only where the script does."""
 NEEDS_EVALUATION = "EarlyStoppingCallback"
 
 
@@ -35,6 +37,8 @@ class Arguments:
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
         self.done: set[Any] = set()
+        self.given: set[str] = set()
+        """Names of the fields that the program gave."""
 
     def install(self, module: Any) -> None:
         """Wrap the constructor of each class when its first instance is made."""
@@ -53,7 +57,12 @@ class Arguments:
             if method is None or each in self.done or FIELD not in inspect.signature(method).parameters:
                 continue
             self.done.add(each)
-            each.__init__ = with_values(method, lambda given: self.values)
+            each.__init__ = with_values(method, self.values_for)
+
+    def values_for(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields to set in place of those that the program gives."""
+        self.given |= {name for name, value in given.items() if value is not None}
+        return self.values
 
 
 class TrainerWatch:
@@ -62,6 +71,8 @@ class TrainerWatch:
     def __init__(self, reported: list[str], packages: list[str], least_steps: int, orders: Orders) -> None:
         self.reported, self.packages, self.least_steps = reported, packages, least_steps
         self.orders = orders
+        self.given: set[str] = set()
+        """Names of the fields that the program gave."""
         self.tokens = TokenCount()
         self.before: Any = None
         """A function that is given the Trainer before it trains."""
@@ -160,7 +171,8 @@ class TrainerWatch:
     def described(self, trainer: Any) -> dict[str, Any]:
         """Return the arguments to report, the world, and the installed packages."""
         args, model = trainer.args, trainer.model
-        values = {name: plain(getattr(args, name)) for name in self.reported if hasattr(args, name)}
+        names = [name for name in self.reported if name != WORKED_OUT or name in self.given]
+        values = {name: plain(getattr(args, name)) for name in names if hasattr(args, name)}
         return {
             "process": process_name(),
             "class": type(trainer).__name__,
@@ -273,13 +285,15 @@ def start(settings: dict[str, Any], folder: str) -> None:
         name: value.replace(HERE, folder) if isinstance(value, str) else value
         for name, value in settings["set"].items()
     }
-    watch("transformers.training_args", Arguments(values).install)
+    arguments = Arguments(values)
+    watch("transformers.training_args", arguments.install)
     if "report" in settings:
         # Not at the top: the best command has no copy of these.
         from . import accelerate
         from .orders import Orders
 
         trial = TrainerWatch(settings["report"], settings["packages"], settings["steps"], Orders(folder))
+        trial.given = arguments.given
         if settings.get("longest"):
             from . import longest
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.presets.trainer.runs import OPTIONS, bound, run
+from tests.presets.accelerate.logs import prepared, steps
+from tests.presets.trainer.runs import OPTIONS, bound, run, trained
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.presets.trainer.preset import IN_TRIALS, TrainerPreset
@@ -110,6 +111,49 @@ def test_a_file_is_changed_in_a_copy(tmp_path: Path) -> None:
     assert set(preset.result_files(SMALL)) == {"trainer_arguments.yaml"}
     text = preset.result_command(command, SMALL, tmp_path / "s")
     assert text == f"python train.py {tmp_path}/s/trainer_arguments.yaml"
+
+
+GENERATES = {"num_generations": 4, "generation_batch_size": 16}
+FOUR: Params = {"mbs": 4, "checkpointing": False}
+
+
+def grpo(command: str = OPTIONS, **arguments: Any) -> TrainerPreset:
+    """Return the preset of two ranks that train 2 samples in each of 4 passes, and generate 16 at once."""
+    batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    return live(command, {**batch, **GENERATES, **arguments}, passes=4, samples=64, read_from="options")
+
+
+def test_what_is_generated_at_once_stays_as_it_is_with_any_micro_batch() -> None:
+    command = f"{OPTIONS.replace('size 4', 'size 2')} --gradient_accumulation_steps 4 --steps_per_generation 8"
+    preset = grpo(command, steps_per_generation=8, generation_batch_size=32)
+    line = ParsedCommand.of(preset.apply_parameters(command, FOUR))
+    assert [line.get(f"--{name}") for name in ("gradient_accumulation_steps", "steps_per_generation")] == ["2", "4"]
+    # By the Trainer's defaults it follows the update, and --generation_batch_size says it itself.
+    for given in ("", " --generation_batch_size 16"):
+        command = OPTIONS.replace("size 4", "size 2") + " --gradient_accumulation_steps 4" + given
+        text = grpo(command).apply_parameters(command, FOUR)
+        assert "steps_per_generation" not in text and text.endswith(given)
+
+
+def test_micro_batches_that_do_not_divide_what_is_generated_are_left_out() -> None:
+    assert choices(grpo())["mbs"] == [2, 1, 4, 8]
+    assert choices(grpo(steps_per_generation=6, generation_batch_size=24))["mbs"] == [2, 1, 4]
+
+
+def test_samples_of_an_update_are_what_is_trained_and_not_what_is_generated() -> None:
+    preset = grpo()
+    arguments = {**GENERATES, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    log = run(arguments, passes=2, samples=32)
+    assert preset.evaluator().measure(log, {"parameters": FOUR}).value == pytest.approx(16.0)
+
+
+def test_a_step_has_its_share_of_generating_what_several_steps_train_on() -> None:
+    preset = grpo(num_iterations=2)
+    arguments = {**GENERATES, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "num_iterations": 2}
+    seconds = [1.0, 4.0, 2.0, 4.0, 2.0, 4.0, 2.0]
+    log = trained(arguments) + "".join(prepared(f"host:{rank}", processes=2) for rank in range(2))
+    log += steps(seconds, passes=4, samples=64)
+    assert preset.evaluator().measure(log, {"parameters": {}}).value == pytest.approx(16 / 3.0)
 
 
 def test_what_a_script_sets_in_python_is_set_by_the_hook(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ class HookedJob(ABC):
         """Whether trials may change the micro-batch."""
         return True
 
+    def can_train(self, micro_batch: int) -> bool:
+        """Return whether trials may have a micro-batch that divides the global batch."""
+        return True
+
     @property
     def counts_passes(self) -> bool:
         """Whether an update makes as many passes as its settings say."""
@@ -209,7 +213,8 @@ class HookedSpace(AxisSpace, ABC, Generic[J]):
         """Return the axes that `search` names; the others stay as they are."""
         own = job.micro_batch
         sizes = divisors(job.global_batch // job.num_processes) if job.can_resize else [own]
-        choices = {MBS: (own, *(size for size in sizes if size <= mbs_max and size != own)), **cls.choices(job)}
+        others = (size for size in sizes if size <= mbs_max and size != own and job.can_train(size))
+        choices = {MBS: (own, *others), **cls.choices(job)}
         default = tuple(name for name in choices if name not in cls.on_request(job))
         names = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in choices}})
         axes = {name: values if name in names else values[:1] for name, values in choices.items()}

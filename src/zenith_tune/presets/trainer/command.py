@@ -31,6 +31,12 @@ ATTENTION = "attn_implementation"
 """No field of TrainingArguments: an option of TRL, and of scripts that have it."""
 MAX_LENGTH = "max_length"
 """Of TRL: where samples are cut, and how long a packed row is."""
+GENERATION_BATCH = "generation_batch_size"
+"""Of trainers that generate samples (GRPO, RLOO): the samples that are generated at once."""
+STEPS_PER_GENERATION = "steps_per_generation"
+"""In place of it: the passes of one rank that train on them; without either, those of one update."""
+NUM_ITERATIONS = "num_iterations"
+"""How often they are trained on."""
 FILE_STEM = "trainer_arguments"
 MAX_BYTES = 1 << 20
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -54,6 +60,7 @@ OWN_NAMES = frozenset(
         *(CHECKPOINTING, "gradient_checkpointing_kwargs", "use_liger_kernel", "auto_find_batch_size"),
         *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataloader_drop_last"),
         *("remove_unused_columns", "label_names", "group_by_length", "ddp_find_unused_parameters", "ddp_timeout"),
+        *("num_generations", GENERATION_BATCH, STEPS_PER_GENERATION),
         *("include_num_input_tokens_seen", "neftune_noise_alpha", "overwrite_output_dir", "fsdp", "fsdp_config"),
     )
 )

@@ -15,9 +15,11 @@ from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,
     CHECKPOINTING,
+    GENERATION_BATCH,
     MAX_LENGTH,
     MICRO_BATCH,
     PRESET,
+    STEPS_PER_GENERATION,
     ArgumentFile,
     argument_file,
     is_trl,
@@ -111,6 +113,23 @@ class TrainerJob(HookedJob):
         """Samples that fill a row up to where samples are cut, on average; None where it is not known."""
         length = self.arguments.get(MAX_LENGTH)
         return length * self.global_batch / self.tokens if type(length) is int and self.tokens else None
+
+    @property
+    def steps_per_generation(self) -> int | None:
+        """Passes of one rank on the samples that it generates at once; None where the command leaves that open."""
+        value = self.arguments.get(STEPS_PER_GENERATION)
+        return value if type(value) is int and self.dialect is None else None
+
+    @property
+    def num_generated(self) -> int:
+        """Samples that one rank generates at once, which no trial changes; 0 where it generates none."""
+        if self.steps_per_generation:
+            return self.micro_batch * self.steps_per_generation
+        value = self.arguments.get(GENERATION_BATCH)
+        return value // self.num_processes if type(value) is int else 0
+
+    def can_train(self, micro_batch: int) -> bool:
+        return self.num_generated % micro_batch == 0
 
     def takes(self, name: str) -> bool:
         """Return whether a name that is no field of TrainingArguments can be given."""

@@ -12,7 +12,15 @@ from typing import Any, Self
 
 from zenith_tune.evaluators.hooked_run import HookedRun, HookedStep
 from zenith_tune.hooks.injection import hook_events
-from zenith_tune.presets.trainer.command import ACCUMULATION, ATTENTION, CHECKPOINTING, MICRO_BATCH, PACKING
+from zenith_tune.presets.trainer.command import (
+    ACCUMULATION,
+    ATTENTION,
+    CHECKPOINTING,
+    GENERATION_BATCH,
+    MICRO_BATCH,
+    NUM_ITERATIONS,
+    PACKING,
+)
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import CONFIRMED_ON
 
@@ -77,6 +85,13 @@ class LiveTrainer:
         """Samples of an update over all ranks."""
         accumulation = _count(self.arguments.get(ACCUMULATION)) or 1
         return self.micro_batch * accumulation * self.world if self.micro_batch else None
+
+    @property
+    def updates_per_generation(self) -> int:
+        """Updates that train on the samples that are generated at once; 1 where none are."""
+        num_generated = _count(self.arguments.get(GENERATION_BATCH))
+        times = _count(self.arguments.get(NUM_ITERATIONS)) or 1
+        return max(num_generated * times // (self.batch or 1), 1)
 
     def fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line which argument did not arrive."""
@@ -167,12 +182,14 @@ class TrainerRun(HookedRun):
 
     @property
     def seconds(self) -> list[float]:
-        """The time of each step; where samples are of many lengths, scaled to the usual number of tokens.
+        """The time of each step, with its share of generating the samples that several steps train on.
+
+        Where samples are of many lengths, it is scaled to the usual number of tokens.
 
         How much longer a step of more tokens takes is fitted to the steps themselves, by least squares: nothing where
         the host is the bottleneck, in proportion at most. Packed rows hold more samples the more tokens they hold.
         """
-        times, mean = [step_s for step_s, _ in self.timed], self.mean_tokens
+        times, mean = self._shared_seconds(), self.mean_tokens
         if mean is None:
             return times
         tokens = [float(step.tokens or mean) for _, step in self.timed]
@@ -183,6 +200,13 @@ class TrainerRun(HookedRun):
         usual_s = mean_s * usual / mean if packs else mean_s + token_s * (usual - mean)
         expected = [mean_s + token_s * (num - mean) for num in tokens]
         return [step_s * usual_s / own_s for step_s, own_s in zip(times, expected, strict=True)]
+
+    def _shared_seconds(self) -> list[float]:
+        """Return the time of each step, on average over those that train on what is generated at once."""
+        times = [step_s for step_s, _ in self.timed]
+        size = min(self.trainer.updates_per_generation if self.trainer else 1, len(times))
+        begins = (min(max(at - size + 1, 0), len(times) - size) for at in range(len(times)))
+        return [statistics.fmean(times[begin : begin + size]) for begin in begins]
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
         """Return in one line how this is not the Trainer that was asked for."""
@@ -196,10 +220,13 @@ class TrainerRun(HookedRun):
 
 
 def _counted(step: HookedStep, trainer: LiveTrainer | None) -> HookedStep:
-    """Return a step with its samples, also where the data is a stream without a length, or rows hold several."""
+    """Return a step with its samples, also where its loader does not show them.
+
+    The data may be a stream without a length, a row may hold several, and a batch may be what is generated at once.
+    """
     if trainer is None or trainer.micro_batch is None:
         return step
-    if step.samples is not None and not trainer.arguments.get(SAMPLE_PACKING):
+    if step.samples is not None and not any(trainer.arguments.get(name) for name in (SAMPLE_PACKING, GENERATION_BATCH)):
         return step
     return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
 

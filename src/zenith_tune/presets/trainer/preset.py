@@ -22,9 +22,12 @@ from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     CHECKPOINTING,
     FILE_STEM,
+    GENERATION_BATCH,
     MICRO_BATCH,
+    NUM_ITERATIONS,
     PACKING,
     PRESET,
+    STEPS_PER_GENERATION,
     with_file,
     with_options,
 )
@@ -38,6 +41,10 @@ from zenith_tune.study.parameters import Value
 from zenith_tune.study.resources import InPlace, Resources
 from zenith_tune.study.trial import Trial
 
+ALWAYS_REPORTED = (
+    *(MICRO_BATCH, ACCUMULATION, CHECKPOINTING),
+    *(SAMPLE_PACKING, GENERATION_BATCH, STEPS_PER_GENERATION, NUM_ITERATIONS),
+)
 AUTO_BATCH = "auto_find_batch_size"
 IN_TRIALS: dict[str, Any] = {
     "output_dir": f"{HERE}/output",
@@ -138,7 +145,7 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         settings = {
             "set": {**IN_TRIALS, "max_steps": MOST_TIMES * self._given.steps, **values},
             "steps": self._given.steps,
-            "report": sorted({MICRO_BATCH, ACCUMULATION, CHECKPOINTING, SAMPLE_PACKING, *REPORTED}),
+            "report": sorted({*ALWAYS_REPORTED, *REPORTED}),
             "packages": PACKAGES,
             **({"longest": True} if meets_longest else {}),
         }

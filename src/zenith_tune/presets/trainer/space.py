@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zenith_tune.evaluators.hooked_run import PLAIN
 from zenith_tune.presets.shared.hooked_job import MBS, RECOMPUTE, HookedSpace, Sharding
-from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, PACKING
+from zenith_tune.presets.trainer.command import ACCUMULATION, CHECKPOINTING, MICRO_BATCH, PACKING, STEPS_PER_GENERATION
 from zenith_tune.presets.trainer.job import TrainerJob
 from zenith_tune.presets.trainer.levers import LEVERS
 from zenith_tune.study.parameters import Params, Value
@@ -114,6 +114,8 @@ class TrainerSpace(HookedSpace[TrainerJob]):
         """Return what the Trainer of a point must have been made with."""
         size, num_passes = self.batch(params)
         found: dict[str, Value] = {MICRO_BATCH: size, ACCUMULATION: num_passes}
+        if self.job.steps_per_generation:
+            found[STEPS_PER_GENERATION] = self.job.num_generated // size
         if not self.job.checkpoints_itself:
             found[CHECKPOINTING] = bool(params[RECOMPUTE])
         return {**found, **self.sharding(params).arguments, **self.lever_values(LEVERS, params)}
