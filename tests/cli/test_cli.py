@@ -31,6 +31,7 @@ def test_the_documented_command_finds_a_faster_one(zenithtune: Run, tmp_path: Pa
     done = zenithtune(*MEGATRON, *TRAIN)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^1\.\d+x faster", done.stdout, re.MULTILINE)
+    assert len(re.findall(r"^best: +trial \d+$", done.stdout, re.MULTILINE)) == 1
     for name in ("run", "page"):
         [path] = re.findall(rf"^{name}: .*?(\S+)$", done.stdout, re.MULTILINE)
         assert (tmp_path / path).is_file()

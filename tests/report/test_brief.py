@@ -32,9 +32,15 @@ def test_each_trial_is_one_row_of_a_table_that_fits_eighty_columns(tmp_path: Pat
     lines = printed(tmp_path)
     head = next(at for at, line in enumerate(lines) if line.split()[:1] == ["layout"])
     rows = lines[head + 1 : head + 4]
-    assert [row.replace("*", " ").split()[:2] for row in rows] == [["0", "x=1"], ["1", "x=2"], ["2", "x=3"]]
+    assert [row.split()[:2] for row in rows] == [["0", "x=1"], ["1", "x=2"], ["2", "x=3"]]
     assert all(len(line) <= 80 for line in lines[head : head + 4])
     assert "crash" in rows[2] and len(lines) < 16
+
+
+def test_rows_that_cannot_be_changed_any_more_carry_no_mark(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "sh -c 'echo value: {x}'")  # each is better than the one before
+    assert not any(line.startswith("*") for line in lines)
+    assert sum(line.startswith("best: ") for line in lines) == 1
 
 
 def test_the_best_command_is_a_script_to_run_and_quiet_prints_it_alone(

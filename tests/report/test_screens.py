@@ -16,6 +16,7 @@ from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
+from zenith_tune.report.terminal.running import Countdown
 from zenith_tune.report.terminal.trial_table import trial_line
 from zenith_tune.report.terminal.verbose import VerboseReporter, findings_lines
 from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
@@ -48,12 +49,13 @@ def drawn(screen: LiveScreen, width: int = 80, height: int = 40) -> list[str]:
 
 def a_screen() -> LiveScreen:
     screen = LiveScreen()
-    screen.begin(Study(Direction.MAXIMIZE), StudyPace(max_trials=9))
-    screen.finish(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block")
-    screen.finish(trial(2, 221.1, early=EARLY), "TP4 mbs2")
-    screen.start(3, LONG, WHY)
-    screen.progress(3, 12, 197.0)
-    screen.memory(3, 41 * 2**30)
+    study = Study(Direction.MAXIMIZE)
+    screen.begin(study, StudyPace(max_trials=9))
+    screen.trial_finished(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block", study)
+    screen.trial_finished(trial(2, 221.1, early=EARLY), "TP4 mbs2", study)
+    screen.trial_started(3, LONG, Path("log.txt"), None, WHY)
+    screen.trial_progress(3, 12, 197.0, "TFLOP/s/GPU")
+    screen.trial_memory(3, 41 * 2**30)
     return screen
 
 
@@ -77,6 +79,19 @@ def test_a_tab_and_a_bar_show_how_far_a_study_is() -> None:
         study.add(Trial(params={"tp": number}, outcome=Outcome.OK, value=value, number=number, identity=str(number)))
     assert (pace.title(study), pace.bar(study, 8).count("━"), len(pace.bar(study, 8))) == ("2/8 · +31%", 2, 8)
     assert StudyPace().bar(study) == "" and StudyPace().title(study).startswith("2 ")
+
+
+def test_time_that_is_left_falls_and_rises_only_where_it_ran_out_or_is_far_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, countdown = 1000.0, Countdown()
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    shown = []
+    for after_s, estimate_s in ((0, 20.0), (2, 25.0), (3, 10.0), (4, 12.0), (14, 6.0), (15, 30.0), (16, None)):
+        now_s = 1000.0 + after_s
+        countdown.expect(estimate_s)
+        shown.append(countdown.left_s)
+    assert shown == [20.0, 18.0, 10.0, 9.0, 6.0, 30.0, None]
 
 
 def test_on_a_wide_terminal_the_reason_stands_behind_its_trial() -> None:

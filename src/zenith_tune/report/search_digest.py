@@ -52,11 +52,11 @@ class StudyPace:
         full = min(round(width * study.num_searched / most), width)
         return "━" * full + "╌" * (width - full)
 
-    def describe(self, study: Study) -> list[str]:
-        """Return how far a study is, how long it takes at most, and what it has spent of a budget."""
+    def describe(self, study: Study, left_s: float | None) -> list[str]:
+        """Return how far a study is, how long it still takes, and what it has spent of a budget."""
         parts = [] if self.max_trials is None else [f"{study.num_searched} of at most {self.most(study)}"]
-        if left_s := self.left_s(study):
-            parts.append(f"at most {format_seconds(left_s)} left")
+        if left_s:
+            parts.append(f"about {format_seconds(left_s)} left")
         if self.budget is not None and (self.budget.gpu_hours or self.budget.price):
             of = f" of {self.budget.gpu_hours:g} GPU-hours" if self.budget.gpu_hours else ""
             parts.append(f"{self.budget.cost(spent_s(study) * self.num_gpus)} spent{of}")

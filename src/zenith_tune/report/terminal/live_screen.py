@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from zenith_tune.report.search_digest import StudyPace
+from zenith_tune.report.terminal.running import RunningTrial, RunningTrials
 from zenith_tune.report.terminal.trial_table import STYLES
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Trial
-from zenith_tune.tuning.events import FIRST_STATE
 from zenith_tune.units import format_seconds, format_value
 
 NAMES = ("trial", "layout", "state", "iter", "value", "memory", "time")
@@ -95,66 +93,54 @@ _MARGIN = 2
 """Lines of the terminal that are left alone, so that what is drawn never scrolls away."""
 
 
-class LiveScreen:
+class LiveScreen(RunningTrials):
     """The content of the screen; drawn by another thread while trials come and go."""
 
     def __init__(self) -> None:
-        self._study: Study | None = None
-        self._first_state = FIRST_STATE
-        self._pace = StudyPace()
-        self._running: dict[int, _Running] = {}
+        super().__init__()
         self._recent: list[tuple[Trial, str]] = []
 
-    def begin(self, study: Study, pace: StudyPace, first_state: str = FIRST_STATE) -> None:
-        self._first_state, self._pace, self._study = first_state, pace, study
-
-    def start(self, number: int, label: str, why: str = "", name: str = "") -> None:
-        self._running[number] = _Running(name=name or str(number), label=label, why=why, state=self._first_state)
-
-    def state(self, number: int, state: str) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.state = state
-
-    def progress(self, number: int, num_iterations: int, value: float | None) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.num_iterations, running.value = num_iterations, value
-
-    def outlook(self, number: int, known: str, left_s: float | None) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.known = known if left_s is None else f"{known}, about {format_seconds(left_s)} left"
-
-    def memory(self, number: int, peak_memory_bytes: int) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.peak_memory_bytes = peak_memory_bytes
-
-    def finish(self, trial: Trial, label: str) -> None:
-        self._running.pop(trial.number, None)
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        super().trial_finished(trial, label, study)
         self._recent = [*self._recent, (trial, label)][-_ROWS:]
 
     def status(self) -> str:
         """Say how far the study is: best so far, trials done, time left."""
-        if self._study is None:
+        if self.study is None:
             return ""
-        best = self._study.fastest
+        best = self.study.fastest
         parts = []
         if best is not None and best.value is not None:
             who = "your command" if best.is_baseline else f"trial {best.name}"
             parts.append(f"best {format_value(best.value)} ({who})")
-        return ", ".join([*parts, *self._pace.describe(self._study)]) or "no value yet"
+        return ", ".join([*parts, *self.how_far()]) or "no value yet"
 
     def draw(self) -> DrawnTrials:
+        """Return what there is to see now."""
         ended = []
         for trial, label in list(self._recent):
             rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
             cells = TrialRow.of_trial(trial, label).cells(*NAMES)
             ended.append(ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest))
-        running = [running.row() for running in list(self._running.values())]
-        bar = self._pace.bar(self._study) if self._study is not None else ""
-        return DrawnTrials(ended, running, f"{bar} {self.status()}".strip())
+        running = [_running_row(running) for running in list(self.running.values())]
+        return DrawnTrials(ended, running, f"{self.bar()} {self.status()}".strip())
 
-    def title(self) -> str:
-        """Return what the terminal's tab says of the study."""
-        return self._pace.title(self._study) if self._study is not None else ""
+
+def _running_row(running: RunningTrial) -> ScreenRow:
+    row = TrialRow(
+        name=running.name,
+        label=running.label,
+        state=running.state,
+        is_baseline=running.label.startswith(YOUR_COMMAND),
+        iterations=running.num_iterations,
+        value=running.value,
+        memory_bytes=running.peak_memory_bytes,
+        duration_s=running.duration_s,
+    )
+    left_s = running.left.left_s
+    left = [] if left_s is None else [f"about {format_seconds(left_s)} left"]
+    rest = ", ".join([running.known, *left]) if running.known else running.why
+    return ScreenRow(cells=row.cells(*NAMES), style="cyan", rest=rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,32 +167,3 @@ class DrawnTrials:
             line.no_wrap, line.overflow = True, "ellipsis"
             yield line
         yield Text(self.status, style="bold", overflow="fold")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Running:
-    """A trial that runs."""
-
-    name: str
-    label: str
-    why: str
-    state: str
-    known: str = ""
-    """What is known of it, and why it still runs."""
-    num_iterations: int | None = None
-    value: float | None = None
-    peak_memory_bytes: int | None = None
-    start: float = field(default_factory=time.monotonic)
-
-    def row(self) -> ScreenRow:
-        row = TrialRow(
-            name=self.name,
-            label=self.label,
-            state=self.state,
-            is_baseline=self.label.startswith(YOUR_COMMAND),
-            iterations=self.num_iterations,
-            value=self.value,
-            memory_bytes=self.peak_memory_bytes,
-            duration_s=time.monotonic() - self.start,
-        )
-        return ScreenRow(cells=row.cells(*NAMES), style="cyan", rest=self.known or self.why)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from zenith_tune.presets.levers import lever_label
 from zenith_tune.record.export import batch_note
-from zenith_tune.report.search_digest import StudyPace
+from zenith_tune.report.terminal.running import RunningTrial, RunningTrials
 from zenith_tune.report.terminal.trial_table import cut
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.changes import changes_text
@@ -21,7 +20,7 @@ from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.study.verdict import NEARLY_FULL, Verdict
-from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.units import GIB, count, format_bytes, format_seconds, format_value
 
 MAX_ROWS = 20
@@ -51,29 +50,18 @@ class Row:
     trial: Trial
     label: str
     gain: float | None
-    is_best: bool
 
 
-@dataclass(slots=True, kw_only=True)
-class Running:
-    """A trial that runs."""
-
-    name: str
-    label: str
-    state: str = "starting"
-    num_iterations: int = 0
-    left_s: float | None = None
-    start_s: float = field(default_factory=time.monotonic)
-
-    def status(self) -> str:
-        """Return where it is: waiting, starting or at which iteration, and how long it still takes."""
-        if not self.num_iterations:
-            return f"{self.state}, {format_seconds(time.monotonic() - self.start_s)}"
-        left = "" if self.left_s is None else f", about {format_seconds(self.left_s)} left"
-        return f"iteration {self.num_iterations}{left}"
+def running_text(running: RunningTrial) -> str:
+    """Return where a trial is: waiting, starting or at which iteration, and how long it still takes."""
+    if not running.num_iterations:
+        state = "starting" if running.state == FIRST_STATE else running.state
+        return f"{state}, {format_seconds(running.duration_s)}"
+    left_s = running.left.left_s
+    return f"iteration {running.num_iterations}" + ("" if left_s is None else f", about {format_seconds(left_s)} left")
 
 
-class TerminalReporter(StudyListener):
+class TerminalReporter(RunningTrials):
     """A listener that prints each trial as it ends and the gain at the end; on a terminal the table is live.
 
     `page` writes the study's page once it is over, and returns where.
@@ -86,33 +74,27 @@ class TerminalReporter(StudyListener):
         live: bool = True,
         page: Callable[[StudyEnd], Path | None] = lambda end: None,
     ) -> None:
+        super().__init__()
         self._console = console or Console(stderr=True, highlight=False)
         self._wants_live, self._page = live, page
         self._live: Live | None = None
-        self._labels: dict[int, str] = {}
         self._points: list[tuple[Mapping[str, Value], str]] = []
         """The points that ended, with the names that their rows have."""
         self._own_label = ""
         self._outlook: str | None = None
-        self._study: Study | None = None
-        self._pace = StudyPace()
         self._rows: list[Row] = []
         self._num_printed = 0
-        self._running: dict[int, Running] = {}
 
     def study_started(self, plan: StudyPlan) -> None:
+        super().study_started(plan)
         self._say(plan.title)
         for line in plan.warnings:
             self.noted(line)
-        self._study, self._own_label = plan.study, plan.own_label
-        self._labels |= plan.labels
-        self._pace = StudyPace(
-            max_trials=plan.max_trials, num_slots=plan.num_slots, budget=plan.budget, num_gpus=plan.num_gpus
-        )
+        self._own_label = plan.own_label
         if plan.study.runs:
             self.noted(f"resumed: {count(len(plan.study.runs), 'finished run')} kept")
             for trial in plan.study.runs:
-                label = YOUR_COMMAND + trial.mark if trial.is_baseline else self._labels.get(trial.number, "")
+                label = YOUR_COMMAND + trial.mark if trial.is_baseline else self.labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
         if self._console.is_terminal and self._wants_live:
             self._live = Live(
@@ -124,55 +106,34 @@ class TerminalReporter(StudyListener):
         self._outlook = outlook
         self._print_rows()
 
-    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
-        self._labels[number] = label
-        name = "0" if label.startswith(YOUR_COMMAND) else str(number)
-        self._running[number] = Running(name=name, label=self._label(label, {}))
-
-    def trial_state(self, number: int, state: str) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.state = state
-
-    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.num_iterations = num_iterations
-
-    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
-        if (running := self._running.get(number)) is not None:
-            running.left_s = left_s
-
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
-        self._running.pop(trial.number, None)
+        super().trial_finished(trial, label, study)
         shown = self._label(label, trial.params)
         self._points.append((study.own_params or {} if trial.is_baseline else trial.params, shown))
-        row = Row(trial=trial, label=shown, gain=study.gain_of(trial), is_best=trial is study.fastest)
-        self._rows.append(row)
+        self._rows.append(Row(trial=trial, label=shown, gain=study.gain_of(trial)))
         if self._live is not None:
-            self._console.set_window_title(self._pace.title(study))
+            self._console.set_window_title(self.pace.title(study))
         elif self._outlook is not None:  # the user's own command waits for what is searched after it
             self._print_rows()
-
-    def trial_recalled(self, trial: Trial, label: str) -> None:
-        self._labels[trial.number] = label
 
     def noted(self, line: str) -> None:
         self._say(f"note: {line}")
 
     def study_ended(self, end: StudyEnd) -> None:
+        fastest, was_live = end.study.fastest, self._live is not None
         if self._live is not None:
             self._live.stop()
             self._live = None
-            for row in self._rows:
-                row.is_best = row.trial is end.study.fastest
             self._leave_out_the_slow(end.study)
-        self._print_rows()
+        self._print_rows(fastest if was_live else None)
         self._say("")
-        for line in self._closing(end):
+        for line in self._closing(end, names_best=not was_live):
             self._say(line)
 
     def rows(self) -> list[Text]:
         """Return what was found so far: what is searched, the head, and each trial that ended."""
-        return [*self._head(), *map(self._row, self._rows)]
+        best = self.study.fastest if self.study is not None else None
+        return [*self._head(), *(self._row(row, best) for row in self._rows)]
 
     def _head(self) -> list[Text]:
         unit = next((row.trial.unit for row in self._rows if row.trial.unit), "value")
@@ -180,22 +141,23 @@ class TerminalReporter(StudyListener):
         lines = [Text(line) for line in ([self._outlook] if self._outlook else [])]
         return [*lines, Text(), Text(head.rstrip(), style="bold")]
 
-    def running(self) -> list[Text]:
+    def status_rows(self) -> list[Text]:
         """Return the trials that run, and how far the study is."""
-        rows = [
-            Text(self._cells("", running.name, running.label, []) + f"  {running.status()}", style="cyan")
-            for running in list(self._running.values())
-        ]
-        status = ", ".join(self._pace.describe(self._study)) if self._study is not None else ""
-        bar = self._pace.bar(self._study) if self._study is not None else ""
-        return [*rows, Text(f"{bar} {status}".strip(), style="dim")]
+        rows = []
+        for running in list(self.running.values()):
+            is_own = running.label.startswith(YOUR_COMMAND)
+            cells = self._cells("", "0" if is_own else running.name, self._label(running.label, {}), [])
+            rows.append(Text(f"{cells}  {running_text(running)}", style="cyan"))
+        return [*rows, Text(f"{self.bar()} {', '.join(self.how_far())}".strip(), style="dim")]
 
-    def _closing(self, end: StudyEnd) -> list[str]:
+    def _closing(self, end: StudyEnd, *, names_best: bool) -> list[str]:
         """Return the lines under the table: the gain, what changed, what to run, where the page is, what comes next."""
         verdict, study = end.verdict or Verdict(sentence=""), end.study
         lines = [verdict.headline]
         if end.reason is not EndReason.DONE:
             lines.append(f"stopped: {end.why}")
+        if names_best and study.best is not None and verdict.low is not None:
+            lines.append(_named("best", f"trial {study.number_of(study.best)}"))
         if verdict.changes and study.fastest is study.best:
             lines.append(_named("changed", changes_text(verdict.changes)))
         safer = verdict.safer
@@ -230,19 +192,19 @@ class TerminalReporter(StudyListener):
         self.noted(f"{len(self._rows) - len(shown)} slower or failed trials are left out: see the page, or -v")
         self._rows = shown
 
-    def _print_rows(self) -> None:
-        """Print what is not printed yet; a live table is drawn instead."""
+    def _print_rows(self, best: Trial | None = None) -> None:
+        """Print what is not printed yet, with a mark at the best; a live table is drawn instead."""
         if self._live is not None or (self._outlook is None and not self._rows):
             return
         head = self._head() if self._rows and not self._num_printed else []
-        for line in (*head, *map(self._row, self._rows[self._num_printed :])):
+        for line in (*head, *(self._row(row, best) for row in self._rows[self._num_printed :])):
             self._console.print(line, soft_wrap=True)
         self._num_printed = len(self._rows)
 
-    def _row(self, row: Row) -> Text:
+    def _row(self, row: Row, best: Trial | None) -> Text:
         trial = row.trial
         name = trial.name if not trial.is_baseline else "0" + "'" * trial.is_rerun
-        mark, style = ("*", "bold") if row.is_best and not trial.is_baseline else ("", "")
+        mark, style = ("*", "bold") if trial is best and not trial.is_baseline else ("", "")
         if trial.value is None:
             room = max(self._console.width - self._label_width - 8, MIN_LABEL)
             return Text(f"{self._cells(mark, name, row.label, [])}  {cut(failure_text(trial), room)}", style="red")
@@ -283,7 +245,7 @@ class LiveTable:
     reporter: TerminalReporter
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rows, running = self.reporter.rows(), self.reporter.running()
+        rows, running = self.reporter.rows(), self.reporter.status_rows()
         most = max(console.height - MARGIN - len(running), 1)
         for line in (*rows[-most:], *running):
             line.no_wrap, line.overflow = True, "ellipsis"

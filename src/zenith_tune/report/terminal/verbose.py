@@ -11,14 +11,13 @@ from rich.live import Live
 from rich.text import Text
 
 from zenith_tune.record.export import batch_note
-from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.trial_table import LABEL, MAX_ROWS, early_lines, failure_lines, trial_line, trial_table
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import EndReason, Study
-from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Findings, Outcome, Trial
-from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.study.trial import Findings, Outcome, Trial
+from zenith_tune.tuning.events import StudyEnd, StudyPlan
 from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
 
 GAP = "  "
@@ -64,7 +63,7 @@ def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: b
         yield " " * INDENT + last
 
 
-class VerboseReporter(StudyListener):
+class VerboseReporter(LiveScreen):
     """A listener that prints all that happens, live if the console is a terminal."""
 
     def __init__(
@@ -74,62 +73,43 @@ class VerboseReporter(StudyListener):
         live: bool = True,
         page: Callable[[StudyEnd], Path | None] = lambda end: None,
     ) -> None:
+        super().__init__()
         self._page = page
         self._console = console or Console(stderr=True, highlight=False)
-        self._labels: dict[int, str] = {}
-        self._screen = LiveScreen()
         self._wants_live = live
         self._live: Live | None = None
 
     def study_started(self, plan: StudyPlan) -> None:
+        super().study_started(plan)
         budget = count(plan.n_trials, "trial") if plan.n_trials else "stops automatically"
         how = f"preset {plan.preset}, strategy {plan.strategy} ({budget}), {plan.evaluator}"
         self._say(f"study {plan.study_name}: {how}")
         for note in (*plan.warnings, *plan.notes):
             self.noted(note)
-        self._labels |= plan.labels
-        pace = StudyPace(
-            max_trials=plan.max_trials, num_slots=plan.num_slots, budget=plan.budget, num_gpus=plan.num_gpus
-        )
-        self._screen.begin(plan.study, pace, plan.first_state)
         if plan.num_finished:
-            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self._screen.status()}")
+            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self.status()}")
         if self._console.is_terminal and self._wants_live:
             # It gives way to the final table, so that nothing stands on the screen twice.
-            draw = self._screen.draw
-            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=draw, transient=True)
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self.draw, transient=True)
             self._live.start()
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
-        self._labels[number] = label
-        self._screen.start(number, label, why, self._name(number))
+        super().trial_started(number, label, log_path, limit_s, why)
         if why:
             # Above the live screen too: the reasons are what is left to read once it is gone.
-            self._say(f"trial {self._name(number):>4}  {label:<{LABEL}}  starts    {why}")
+            self._say(f"trial {self.name_of(number):>4}  {label:<{LABEL}}  starts    {why}")
 
     def trial_state(self, number: int, state: str) -> None:
-        self._screen.state(number, state)
+        super().trial_state(number, state)
         if self._live is None:
-            self._say(f"trial {self._name(number):>4}  {self._labels.get(number, ''):<{LABEL}}  {state}")
-
-    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
-        self._screen.progress(number, num_iterations, value)
-
-    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
-        self._screen.outlook(number, known, left_s)
-
-    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
-        self._screen.memory(number, peak_memory_bytes)
+            self._say(f"trial {self.name_of(number):>4}  {self.labels.get(number, ''):<{LABEL}}  {state}")
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
-        self._screen.finish(trial, label)
+        super().trial_finished(trial, label, study)
         if self._live is not None:
-            self._console.set_window_title(self._screen.title())
+            self._console.set_window_title(self.pace.title(study))
         else:
-            self._console.print(trial_line(trial, label, self._screen.status()), soft_wrap=True)
-
-    def trial_recalled(self, trial: Trial, label: str) -> None:
-        self._labels[trial.number] = label
+            self._console.print(trial_line(trial, label, self.status()), soft_wrap=True)
 
     def noted(self, line: str) -> None:
         self._say(f"note: {line}")
@@ -148,7 +128,7 @@ class VerboseReporter(StudyListener):
         self._say(f"stopped: {end.why}")
         if end.study.trials or end.study.baseline:
             self._console.print()
-            self._console.print(trial_table(end.study, self._labels))
+            self._console.print(trial_table(end.study, self.labels))
             self._print_rest(end.study)
         levers = lever_table(end.verdict.levers) if end.verdict is not None else None
         for table in (end.findings, levers):
@@ -201,7 +181,7 @@ class VerboseReporter(StudyListener):
             return
         first = study.first_run(fastest) or fastest
         who = "your own command" if fastest.is_baseline else f"trial {fastest.name}"
-        label = self._labels.get(first.number, "")
+        label = self.labels.get(first.number, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
         self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_range(fastest.half_width)}")
         if not fastest.is_baseline:
@@ -235,12 +215,6 @@ class VerboseReporter(StudyListener):
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)
-
-    def _name(self, number: int) -> str:
-        """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
-        label = self._labels.get(number, "")
-        first = next((each for each, known in self._labels.items() if known + AGAIN == label), None)
-        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}'"
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""

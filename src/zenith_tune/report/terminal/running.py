@@ -1,0 +1,123 @@
+"""The trials that run, followed by their events: where each is, what is known of it, and how long it still runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zenith_tune.report.search_digest import StudyPace
+from zenith_tune.study.study import Study
+from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Trial
+from zenith_tune.tuning.events import FIRST_STATE, StudyListener, StudyPlan
+
+FAR_LONGER = 2.0
+"""How many times the time left must be what is shown, for it to rise before it has run out."""
+
+
+@dataclass(slots=True)
+class Countdown:
+    """Time that is left: it falls with the clock, and rises only where it has run out or is far longer than thought."""
+
+    end_s: float | None = None
+
+    def expect(self, left_s: float | None) -> None:
+        """Take in a new estimate; None where there is none any more."""
+        shown_s = self.left_s
+        if left_s is None:
+            self.end_s = None
+        elif not shown_s or left_s < shown_s or left_s > FAR_LONGER * shown_s:
+            self.end_s = time.monotonic() + left_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Return the seconds that are left; None where they have run out, or are not known."""
+        left_s = 0.0 if self.end_s is None else self.end_s - time.monotonic()
+        return left_s if left_s > 0 else None
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningTrial:
+    """A trial that runs."""
+
+    name: str
+    label: str
+    state: str
+    why: str = ""
+    known: str = ""
+    """What is known of it, and why it still runs."""
+    left: Countdown = field(default_factory=Countdown)
+    num_iterations: int | None = None
+    value: float | None = None
+    peak_memory_bytes: int | None = None
+    start_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.start_s
+
+
+class RunningTrials(StudyListener):
+    """A listener that follows the trials that run, and how far the study is."""
+
+    def __init__(self) -> None:
+        self.study: Study | None = None
+        self.pace = StudyPace()
+        self.running: dict[int, RunningTrial] = {}
+        """By number; drawn by another thread while trials come and go."""
+        self.labels: dict[int, str] = {}
+        self._left = Countdown()
+        self._first_state = FIRST_STATE
+
+    def begin(self, study: Study, pace: StudyPace, first_state: str = FIRST_STATE) -> None:
+        """Follow a study."""
+        self.study, self.pace, self._first_state = study, pace, first_state
+        self._left.expect(pace.left_s(study))
+
+    def study_started(self, plan: StudyPlan) -> None:
+        self.labels |= plan.labels
+        bounds = {"num_slots": plan.num_slots, "num_gpus": plan.num_gpus}
+        self.begin(plan.study, StudyPace(max_trials=plan.max_trials, budget=plan.budget, **bounds), plan.first_state)
+
+    def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
+        self.labels[number] = label
+        self.running[number] = RunningTrial(name=self.name_of(number), label=label, why=why, state=self._first_state)
+
+    def trial_state(self, number: int, state: str) -> None:
+        if (running := self.running.get(number)) is not None:
+            running.state = state
+
+    def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
+        if (running := self.running.get(number)) is not None:
+            running.num_iterations, running.value = num_iterations, value
+
+    def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
+        if (running := self.running.get(number)) is not None:
+            running.known = known
+            running.left.expect(left_s)
+
+    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
+        if (running := self.running.get(number)) is not None:
+            running.peak_memory_bytes = peak_memory_bytes
+
+    def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
+        self.running.pop(trial.number, None)
+        self._left.expect(self.pace.left_s(study))
+
+    def trial_recalled(self, trial: Trial, label: str) -> None:
+        self.labels[trial.number] = label
+
+    def name_of(self, number: int) -> str:
+        """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
+        label = self.labels.get(number, "")
+        first = next((each for each, known in self.labels.items() if known + AGAIN == label), None)
+        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}'"
+
+    def how_far(self) -> list[str]:
+        """Return how far the study is, how long it still takes, and what it has spent of a budget."""
+        return [] if self.study is None else self.pace.describe(self.study, self._left.left_s)
+
+    def bar(self) -> str:
+        """Return the trials that are done as a bar."""
+        return "" if self.study is None else self.pace.bar(self.study)
