@@ -250,12 +250,11 @@ def replayed() -> str:
     by_strategy = {row["strategy"]: row for row in markdown_table(RESULTS / "replay.md", "# Replay")}
     guided, bare, optuna, random = (by_strategy[name] for name in ("guided", "guided-uncalibrated", "optuna", "random"))
     sentences = (
-        f"On {guided['landscapes']} recorded landscapes (models of the Ultra-Scale Playbook on 8 to 512 H100, and of",
-        "one H200), calibrated on other landscapes only, it comes within 1% of the best in",
-        f"{guided['trials to 1%']} trials on average and {float(guided['worst']):g} at worst, crashed ones counted;",
-        f"without any calibration of the framework or the GPU in {bare['trials to 1%']} and {float(bare['worst']):g}.",
-        f"Optuna's TPE takes {optuna['trials to 1%']}, random points {random['trials to 1%']}",
-        "([replay.md](../benchmarks/results/replay.md), `make replay`).",
+        f"On {guided['landscapes']} recorded landscapes (Ultra-Scale Playbook on 8 to 512 H100, and one H200),",
+        f"calibrated on others only, it needs {guided['trials to 1%']} trials on average to come within 1% of the best,",
+        f"and {float(guided['worst']):g} at worst, crashed ones counted. Without any calibration of framework or GPU it",
+        f"needs {bare['trials to 1%']} and {float(bare['worst']):g}, Optuna's TPE {optuna['trials to 1%']} on average,",
+        f"random points {random['trials to 1%']} ([replay.md](../benchmarks/results/replay.md), `make replay`).",
     )
     return "\n".join(textwrap.wrap(" ".join(sentences), 120)) + "\n"
 

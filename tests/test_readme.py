@@ -118,6 +118,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def sentences(text: str) -> list[str]:
+    """Return the sentences outside of code: paragraphs, items of lists and cells of tables, cut at full stops."""
+    plain = re.sub(r"^ *```.*?^ *```$|^    [^\n]*$|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
+    plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|]|\d+\.) ?)|(?<!\\)\|", plain)
+    return [sentence for part in parts for sentence in re.split(r"(?<=[.!?])[\"')*`]*\s+", part)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_sentence_has_more_than_forty_words(page: str) -> None:
+    assert [sentence for sentence in sentences((ROOT / page).read_text()) if len(sentence.split()) > 40] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_between_pages_leads_somewhere(page: str) -> None:
     for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", (ROOT / page).read_text()):
