@@ -251,8 +251,8 @@ def replayed() -> str:
     guided, bare, optuna, random = (by_strategy[name] for name in ("guided", "guided-uncalibrated", "optuna", "random"))
     sentences = (
         f"On {guided['landscapes']} recorded landscapes (Ultra-Scale Playbook on 8 to 512 H100, and one H200),",
-        f"calibrated on others only, it needs {guided['trials to 1%']} trials on average to come within 1% of the best,",
-        f"and {float(guided['worst']):g} at worst, crashed ones counted. Without any calibration of framework or GPU it",
+        f"calibrated on others only, it needs {guided['trials to 1%']} trials on average to be within 1% of the best,",
+        f"and {float(guided['worst']):g} at worst, crashed ones counted. Without a calibration of framework or GPU it",
         f"needs {bare['trials to 1%']} and {float(bare['worst']):g}, Optuna's TPE {optuna['trials to 1%']} on average,",
         f"random points {random['trials to 1%']} ([replay.md](../benchmarks/results/replay.md), `make replay`).",
     )
