@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,10 @@ def render() -> str:
     """Return the page: one section per command."""
     parts = [f"## {' '.join(['zenithtune', *words])}\n\n```text\n{help_of(words)}```\n" for words in commands(cli)]
     note = "<!-- Generated from `--help` by `make docs`; do not edit. -->"
-    opening = "Every command and option, as `--help` prints them. The commonest: `zenithtune optimize -- YOUR COMMAND`."
+    opening = (
+        "Every command and option, as `--help` prints them. The commonest: `zenithtune optimize -- YOUR COMMAND`.\n"
+        "Every command also has `--help`, and `--debug`, which shows a traceback when something goes wrong."
+    )
     return f"# The command line\n\n{note}\n\n{opening}\n\n" + "\n".join([COMPLETION, *parts])
 
 
@@ -54,7 +58,7 @@ def help_of(command: list[str]) -> str:
         done = CliRunner().invoke(cli, [*command, flag], prog_name="zenithtune", terminal_width=100)
         if done.exit_code == 0:
             break
-    return done.output
+    return re.sub(r"^  (?:--debug|-h, --help) .*\n", "", done.output, flags=re.MULTILINE) if command else done.output
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,7 +71,11 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _row(lever: LeverDeclaration[Any], *written: str) -> tuple[str, ...]:
     name = f"`{lever.label}`" + (" (numerics)" if lever.numerics else " (unstable)" if lever.is_unstable else "")
-    return (name, *written, _time(lever), _memory(lever), re.split("[:;]", lever.source)[0])
+    return (name, *written, _time(lever), _memory(lever), _basis(lever.source))
+
+
+def _basis(source: str) -> str:
+    return next((kind for kind in ("assumed", "counted") if source.startswith(kind)), "measured")
 
 
 def _time(lever: LeverDeclaration[Any]) -> str:
