@@ -11,7 +11,7 @@ from tests.command_runs import running
 from tests.planner.planners import planner
 from zenith_tune.describe.model_catalog import catalog_model
 from zenith_tune.planner.training_way import adapter_params
-from zenith_tune.planner.ways_out import WayOut, ways_out
+from zenith_tune.planner.ways_out import WayOut, way_lines, ways_out
 
 
 def ways(model: str = "llama2-7b", cluster: str = "rtx-4090x4", seq_len: int = 2048) -> dict[str, WayOut]:
@@ -62,4 +62,15 @@ def test_where_nothing_fits_the_ways_are_listed(command: str, capsys: pytest.Cap
     shown: dict[str, Any] = json.loads(done.out)
     assert done.code == 1 and len(shown["ways_out"]) == 6
     text = run(*arguments).out
-    assert all(way["name"] in text for way in shown["ways_out"])
+    assert [way["how"] in text for way in shown["ways_out"]] == [True] * 3 + [False] * 3
+
+
+def test_ways_that_fit_come_first_and_where_none_fits_the_nearest() -> None:
+    found = ways("llama3-8b", "rtx-4090x1")
+    assert [(name, way.fits) for name, way in found.items()][:3] == [
+        *(("LoRA", True), ("QLoRA", True), ("optimizer offload", False))
+    ]
+    assert len(list(way_lines(found.values()))) == 1 + 2
+    nearest = list(ways("llama3-70b", "rtx-4090x1").values())
+    assert not any(way.fits for way in nearest) and len(list(way_lines(nearest))) == 1 + 3
+    assert [way.planned.memory_bytes for way in nearest] == sorted(way.planned.memory_bytes for way in nearest)

@@ -29,7 +29,7 @@ from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.plan import PlannedLayout, changes
 from zenith_tune.planner.planner import Planner
-from zenith_tune.planner.ways_out import TITLE, WayOut, ways_out
+from zenith_tune.planner.ways_out import WayOut, way_lines, ways_out
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.study.study import Study
@@ -235,7 +235,7 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
             whole = "every GPU holds the whole model, however many there are"
             larger = f"{whole}: shard it with FSDP or ZeRO-3, or take larger ones"
         found.append(f"no layout fits on these GPUs: {larger}")
-        found += [TITLE, *(f"  {way.line}" for way in diagnosis.ways_out)]
+        found += way_lines(diagnosis.ways_out)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from zenith_tune.describe.framework_spec import load_framework
@@ -14,6 +15,7 @@ from zenith_tune.units import GIB, format_bytes
 
 SHARDED = "fsdp"
 TITLE = "other ways, sharded over all GPUs as FSDP and ZeRO-3 do, with micro-batches of one sample:"
+MOST_SHOWN = 3
 WAYS = (
     (TrainingWay(), "FSDP or ZeRO-3, everything in fp32 but the products"),
     (TrainingWay(optimizer="adam-8bit"), "optim adamw_bnb_8bit, or bitsandbytes' AdamW8bit"),
@@ -52,14 +54,23 @@ class WayOut:
 
 
 def ways_out(planner: Planner, *, risk: float = RISK) -> tuple[WayOut, ...]:
-    """Return each way, those that fit first, and of them the one nearest to plain training first."""
+    """Return each way: those that fit, the one nearest to plain training first, then the others by their memory."""
     model, precision = planner.model, planner.job.precision
     ways = [
         (way, how)
         for way, how in WAYS
         if not (way.optimizer == "adam-bf16" and precision == "fp16") and not (way.has_adapters and model.traced)
     ]
-    return tuple(sorted((_way(planner, way, how, risk) for way, how in ways), key=lambda found: not found.fits))
+    found = [_way(planner, way, how, risk) for way, how in ways]
+    return tuple(sorted(found, key=lambda way: (not way.fits, 0.0 if way.fits else way.planned.memory_bytes)))
+
+
+def way_lines(ways: Iterable[WayOut]) -> Iterator[str]:
+    """Yield a title and the first ways that fit; where none does, those that are nearest to it."""
+    ways = list(ways)
+    fitting = [way for way in ways if way.fits]
+    yield TITLE
+    yield from (f"  {way.line}" for way in (fitting or ways)[:MOST_SHOWN])
 
 
 def _way(planner: Planner, way: TrainingWay, how: str, risk: float) -> WayOut:

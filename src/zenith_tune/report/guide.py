@@ -9,7 +9,7 @@ from zenith_tune.describe.topology import tensor_reason
 from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.size_guide import GuideComparison, GuideRow
-from zenith_tune.planner.ways_out import TITLE
+from zenith_tune.planner.ways_out import way_lines
 from zenith_tune.report.plan.json import cost_object, planned_object, way_out_object
 from zenith_tune.study.files import Json
 from zenith_tune.units import format_gain
@@ -40,8 +40,7 @@ def comparison_lines(found: GuideComparison, cost: TrainingCost | None = None) -
     if best is None:
         enough = f"; it takes {found.enough_gpus} GPUs of this kind" if found.enough_gpus else ""
         yield f"planner  nothing fits; the guide's layout {found.verdict}{enough}"
-        yield TITLE
-        yield from (f"  {way.line}" for way in found.ways_out)
+        yield from way_lines(found.ways_out)
         return
     yield f"planner  {_named(best)}"
     if cost is not None:

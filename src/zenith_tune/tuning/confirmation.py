@@ -2,8 +2,8 @@
 
 The first run of a cold machine may be far slower than the same run later, and the user's own command is always the
 first; trials that ran side by side may have slowed one another. A gain that is many times what launches differ by is
-clear without. What a run measured again is what counts of it, not the mean of both: the first was chosen for being fast.
-Simulated with 4 to 8 close trials, a mean is off by half of the noise, and its 90% interval holds in 76% to 87% of studies.
+clear without. What a run measured again is what counts of it: the first was chosen for being fast, so that the mean of
+both would overstate it.
 """
 
 from __future__ import annotations

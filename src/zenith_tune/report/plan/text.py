@@ -19,7 +19,7 @@ from zenith_tune.planner.comparison import ClusterComparison
 from zenith_tune.planner.cost import TrainingCost
 from zenith_tune.planner.explanation import LEAST_GAIN, Explanation, StageMemory, Step
 from zenith_tune.planner.plan import CAUSES, Obstacle, Plan, PlannedLayout, changes
-from zenith_tune.planner.ways_out import TITLE, WayOut
+from zenith_tune.planner.ways_out import WayOut, way_lines
 from zenith_tune.planner.what_if import WhatIf
 from zenith_tune.presets.emission import Emission
 from zenith_tune.study.files import write_output
@@ -160,9 +160,8 @@ class PlanReport:
         else:
             enough = f": it takes {enough_gpus} GPUs of this kind" if enough_gpus else ""
             self.say(f"none of {count(plan.num_considered, 'layout')} fits in memory{enough}")
-            self.say(TITLE)
-            for way in ways:
-                self.say(f"  {way.line}")
+            for line in way_lines(ways):
+                self.say(line)
         if cost is not None:
             self.say(cost.line)
 
@@ -273,6 +272,8 @@ class PlanReport:
         self._console.print()
         fits = f"{plan.num_fitting:,} fit (less than {plan.risk:.0%} likely to run out of memory)"
         self.say(f"{count(plan.num_considered, 'layout')} considered, {fits}")
+        if plan.best:
+            self.say("  listed: the best of each split of the model and its tokens; --fix shows its variants")
         for cut in plan.cuts[:MAX_PROBLEMS]:
             self.say(f"  dropped {count(cut.count, cut.what)}: {cut.example}")
         for reason in plan.left_out:
