@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -311,3 +312,27 @@ def test_a_terminal_that_cannot_show_every_character_ends_no_study(tmp_path: Pat
     )
     assert done.returncode == 1, done.stderr
     assert b"every trial failed" in done.stdout
+
+
+def test_a_working_folder_that_is_deleted_stops_the_study_which_keeps_its_results(
+    tmp_path: Path,
+) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    (tmp_path / "t.sh").write_text(f"echo value: $1; [ $1 != 2 ] || rm -r {work}\n")
+    space = ("--space", "x=1,2,3", "--objective", r"value: (\S+)", "--strategy", "grid", "--no-baseline")
+    study = ("--study-name", "s", "--output-dir", str(out))
+    done = subprocess.run(
+        [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *space, *study, "--", "bash", "../t.sh", "{x}"],
+        cwd=work, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and str(work) in done.stderr.splitlines()[-1], done.stderr
+    trials = json.loads((out / "s/study.json").read_text())["trials"]
+    assert [trial["value"] for trial in trials] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%b", "a{b}"])
+def test_an_output_folder_that_no_database_address_can_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="must not hold"):
+        PresetTuner("echo value: {x}", ToyPreset([1]), output_dir=tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

@@ -211,6 +211,22 @@ def test_an_orphan_that_finished_by_itself_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text().split() == ["1"]
 
 
+def test_a_repeat_that_had_finished_when_its_tuner_was_killed_does_not_run_again(tmp_path: Path) -> None:
+    runs, gate = tmp_path / "runs", tmp_path / "go"
+    wait = f"[ $(wc -l < {runs}) != 2 ] || while [ ! -e {gate} ]; do sleep 0.02; done"
+    command = f"sh -c 'echo {{x}} >> {runs}; {wait}; echo value: {{x}}'"
+    tuner = start(tmp_path, command, "--repeats", "3", n=1)
+    wait_until(lambda: runs.exists() and runs.read_text().count("\n") == 2)
+    tuner.kill()
+    tuner.communicate()
+    tuner = start(tmp_path, command, "--repeats", "3", "--resume", n=1)
+    tuner.communicate(timeout=500)
+    assert tuner.returncode == 0
+    assert runs.read_text().count("\n") == 4, (
+        "of three, the first is kept, and the second, which was cut off, runs again"
+    )
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
     """Mount a real file system of one megabyte."""
@@ -227,6 +243,21 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[], Path]]:
     yield mount
     for path in mounted:
         subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_some_seconds_under_a_trial_is_waited_for(
+    tmp_path: Path, small_disk: Callable[[], Path]
+) -> None:
+    disk, marker = small_disk(), tmp_path / "filled"
+    fill = f"[ {{x}} != 2 ] || ! mkdir {marker} || dd if=/dev/zero of={disk}/ballast || exit 1"
+    tuner = start(tmp_path, f"sh -c '{fill}; echo value: {{x}}'", "--output-dir", str(disk), n=3)
+    wait_until(marker.exists)
+    time.sleep(6)
+    (disk / "ballast").unlink()
+    stdout, stderr = tuner.communicate(timeout=500)
+    assert tuner.returncode == 0, stderr
+    assert "waiting" in stdout and re.search(r"x=2 +ok +2\b", stdout) and re.search(r"x=3 +ok +3\b", stdout), stdout
 
 
 @pytest.mark.slow

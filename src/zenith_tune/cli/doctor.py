@@ -9,6 +9,7 @@ import click
 
 from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
+    PathType,
     args_option,
     calibration_option,
     debug_option,
@@ -54,7 +55,7 @@ class _BeforeCommand(click.Command):
 @study_place
 @json_option
 @debug_option
-@click.argument("target", required=False, type=click.Path(path_type=Path), metavar="[STUDY|LOG] [-- COMMAND...]",
+@click.argument("target", required=False, type=PathType(), metavar="[STUDY|LOG] [-- COMMAND...]",
                 shell_complete=completion.studies)  # fmt: skip
 @click.pass_context
 def doctor(context: click.Context, /, target: Path | None, **options: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Container
 from dataclasses import Field, fields
 from pathlib import Path
@@ -114,9 +115,21 @@ def grouped_option(name: str, *names: str, **settings: Any) -> Callable[[FC], FC
     return click.option(name, *names, cls=GroupedOption, **settings)
 
 
+class PathType(click.Path):
+    """A path, of which `./~` is a folder of that name, and only a first `~` is the home folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path; an absolute one where it would begin with the `~` that it does not."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        return path.absolute() if str(path).startswith("~") and not str(value).startswith("~") else path
+
+
 def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:
     """Declare an option whose value is a path."""
-    return grouped_option(name, *names, type=click.Path(path_type=Path), metavar=metavar, **settings)
+    return grouped_option(name, *names, type=PathType(), metavar=metavar, **settings)
 
 
 def options_of(kind: type, *names: str) -> Callable[[FC], FC]:
@@ -131,7 +144,7 @@ def options_of(kind: type, *names: str) -> Callable[[FC], FC]:
     return declare
 
 
-_TYPES = {"int": click.INT, "float": click.FLOAT, "str": click.STRING, "Path": click.Path(path_type=Path)}
+_TYPES = {"int": click.INT, "float": click.FLOAT, "str": click.STRING, "Path": PathType()}
 _SEVERAL = ("Pairs", "Axes", "Names")
 """Types of what may be given several times."""
 _COMPLETIONS = {

@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from zenith_tune.cli.options import debug_option
+from zenith_tune.cli.options import PathType, debug_option
 from zenith_tune.units import count
 
 
 @click.command(short_help="Rebuild a lost or damaged database from the trials' own files.")
-@click.option("--db", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--db", type=PathType(), metavar="FILE",
               help="The database to write. [default: studies.db in the output folder]")  # fmt: skip
 @debug_option
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="FOLDER", type=PathType())
 def recover(folder: Path, db: Path | None, **_: Any) -> int:
     """Write the studies of FOLDER into their database again, so that they can be resumed, reported and served.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zenith_tune.cli import completion
-from zenith_tune.cli.options import debug_option, study_place
+from zenith_tune.cli.options import PathType, debug_option, study_place
 from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--token", metavar="TOKEN", envvar="ZENITHTUNE_TOKEN",
               help="What a browser must show, also from ZENITHTUNE_TOKEN. [default: generated once per user]",
               )  # fmt: skip
-@click.option("--socket", "socket_path", type=click.Path(path_type=Path), metavar="PATH",
+@click.option("--socket", "socket_path", type=PathType(), metavar="PATH",
               help="Listen on a Unix socket that only you may use, instead of a port.")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @click.option("--planner", is_flag=True, help="Serve a page to plan on instead, which needs no study.")

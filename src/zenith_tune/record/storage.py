@@ -122,7 +122,14 @@ def database_url(db: str | Path) -> str:
     >>> database_url("out/studies.db")
     'sqlite:///out/studies.db'
     """
-    return str(db) if "://" in str(db) else f"sqlite:///{expanded(db)}"
+    if "://" in str(db):
+        return str(db)
+    path = expanded(db)
+    if odd := set(str(path)) & set("?%{}"):
+        raise StudyError(
+            f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}: choose another"
+        )
+    return f"sqlite:///{path}"
 
 
 def expanded(path: str | Path) -> Path:
@@ -243,10 +250,6 @@ def clear_errors(url: str) -> Iterator[None]:
 
 def check_database_file(path: Path) -> None:
     """Refuse a path that cannot be a database, before anything is written."""
-    if odd := set(str(path)) & set("?%{}"):
-        raise StudyError(
-            f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}", hint="choose another"
-        )
     if path.exists() and not path.is_file():
         raise StudyError(f"--db must be a database file, but {path} is none")
     if not path.parent.is_dir():

@@ -62,10 +62,14 @@ class TrialFolder:
         """Return the folders in which something may have run."""
         return [self, *(TrialFolder(path) for path in sorted(self.path.glob("run-*")))]
 
+    def log_aside(self, why: str) -> Path:
+        """Return where the log of a run is that does not count."""
+        return self.log.with_name(f"log.{why}.txt")
+
     def forget_run(self, why: str) -> None:
         """Put the log of a run that does not count aside, so that the next one starts clean."""
         if self.log.exists():
-            self.log.replace(self.log.with_name(f"log.{why}.txt"))
+            self.log.replace(self.log_aside(why))
         for path in (self.process, self.exit_code, self.job, self.measured):
             path.unlink(missing_ok=True)
 

@@ -98,6 +98,7 @@ class StudyConfig:
     options: TuneOptions = field(default_factory=TuneOptions)
     words: tuple[str, ...] | None = None
     """The words of the command line that made this, to resume the study with; None where there was no such line."""
+    working_folder: Path = field(default_factory=Path.cwd)
 
     def __post_init__(self) -> None:
         # A mistake is reported now, not when the study begins.
@@ -253,7 +254,7 @@ class StudyConfig:
             args={name: str(value) for name, value in sorted(self.preset_args.items())},
             command=self.masked_command,
             evaluator=self.evaluator.describe(),
-            working_folder=str(Path.cwd()),
+            working_folder=str(self.working_folder),
             options=None if self.words is None else [mask(word, self.secrets) for word in self.words],
         )
 

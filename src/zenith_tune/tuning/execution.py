@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import SystemFaultError, UsageError
 from zenith_tune.evaluators.base import Measurement, OtherSettingsError, Progress
 from zenith_tune.evaluators.early_stop import Judgement, Stakes
 from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure
@@ -27,12 +28,14 @@ from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, 
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.precision import relative_error
 from zenith_tune.study.resources import InPlace, Resources
-from zenith_tune.study.trial import SAVED_START, START, Outcome, Trial
+from zenith_tune.study.trial import SAVED_START, START, Outcome, RunKey, Trial
 from zenith_tune.study.trial_log import TrialLog, clean_line
 from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.watch import EarlyEnd, SilenceWatch, TrialWatch
 
 _FULL_DISK_BYTES = 64 * 1024
+_FULL_DISK = "full_disk"
+"""Why the log of a run was put aside."""
 _CANNOT_BE_JUDGED = (FailureKind.METRIC, FailureKind.DISK_FULL)
 _NOT_THE_COMMANDS_FAULT = {
     End.LOST: (Outcome.ERROR, FailureKind.LOST),
@@ -75,21 +78,24 @@ class TrialExecution:
         self._runner, self._patience = runner, patience
         self._evaluator, self._early_stop, self._preset = config.evaluator, config.early_stop, config.preset
         self._secrets, self._repeats = config.secrets, config.options.repeats
+        self._working_folder = config.working_folder
         self._start_s = 0.0
         """What the last start of a process took."""
+        self._repeated: dict[RunKey, list[Trial]] = {}
+        """Repeats that had finished when the tuner was killed."""
 
     def run(self, request: TrialRequest, folder: TrialFolder, timeout_s: float | None, job: Job | None = None) -> Trial:
         """Run the command, as often as repeats are asked for; a `job` that an earlier tuner started is waited for."""
         if job is not None:
             return self._close(folder, self._followed(job, request, folder, timeout_s))
         self._patience.call(lambda: self._prepare(request, folder))
-        trials: list[Trial] = []
-        for index in range(1, self._repeats + 1):
+        trials = self._repeated.pop(request.trial.key, [])
+        for index in range(len(trials) + 1, self._repeats + 1):
             files = folder.run(index, self._repeats)
             job = self._submit(request, files, timeout_s)
-            trials.append(self._followed(job, request, files, timeout_s))
-            if not trials[-1].ok:
-                return self._close(folder, trials[-1])
+            trials.insert(0, self._followed(job, request, files, timeout_s))
+            if not trials[0].ok:
+                return self._close(folder, trials[0])
         return self._close(folder, _merge(trials))
 
     def find(self, folder: TrialFolder, timeout_s: float | None, on_state: OnState) -> Job | None:
@@ -121,6 +127,10 @@ class TrialExecution:
         result, early = self._wait(job, request)
         if result.end is not End.LOST:
             trial = self._read(request, files, result, early)
+            if not trial.ok and self._was_full(files):
+                request.on_state("the disk was full: starts once more")
+                files.forget_run(_FULL_DISK)
+                return self._followed(self._submit(request, files, timeout_s), request, files, timeout_s)
             if not trial.ok:
                 self.release()  # what does not go well is no state to measure anything else in
             if job.has_own_start:
@@ -172,10 +182,16 @@ class TrialExecution:
             return None
         failed = [trial for trial, _ in readings if not trial.ok]
         if not failed and len(done) != self._repeats:
+            self._repeated[request.trial.key] = [trial for trial, _ in readings]
             return None
         return self._close(folder, failed[0] if failed else _merge([trial for trial, _ in readings]))
 
     def _prepare(self, request: TrialRequest, folder: TrialFolder) -> None:
+        try:
+            Path.cwd()
+        except FileNotFoundError as error:
+            problem = f"the working folder {self._working_folder} was deleted"
+            raise SystemFaultError(f"{problem}: make it again and continue with --resume") from error
         make_folder(folder.path)
         launched = mask(request.launched or request.command, self._secrets)
         write_atomically(folder.command, f"#!/usr/bin/env bash\n{launched}\n")
@@ -191,12 +207,23 @@ class TrialExecution:
 
     def _read(self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None) -> Trial:
         try:  # by what the program printed; what is kept of that is masked
-            trial, failure = self._patience.call(lambda: self._read_result(request, files, result, early))
+            return self._patience.call(lambda: self._read_result(request, files, result, early))[0]
         finally:
             self._patience.call(lambda: self._mask_log(files))
-        if failure is not None and _is_full(files):
+
+    def _was_full(self, files: TrialFolder) -> bool:
+        """Tell whether a trial failed on a full disk, which has space again by now; it is waited for once."""
+        if not _is_full(files):
+            return False
+        if files.log_aside(_FULL_DISK).exists():
             raise disk_full(files.path)
-        return trial
+
+        def wait() -> None:
+            if _is_full(files):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(files.path))
+
+        self._patience.call(wait)
+        return True
 
     def _read_result(
         self, request: TrialRequest, files: TrialFolder, result: JobResult, early: EarlyEnd | None = None

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from zenith_tune.cli.options import debug_option, echo_json, json_option, path_option, refuse_file, write_file
+from zenith_tune.cli.options import PathType, debug_option, echo_json, json_option, path_option, refuse_file, write_file
 from zenith_tune.units import format_gain, format_value
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ RIGHT = ("trials", "best", "gain")
 @path_option("--html", help="Also write the list as one HTML page, with links to the pages of the studies.")
 @json_option
 @debug_option
-@click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[FOLDER]", required=False, type=PathType())
 def list_studies(folder: Path | None, db: str | None, html: Path | None, as_json: bool, **_: Any) -> int:
     """List all studies: trials, best value, gain over your own command, state, and when it was started.
 

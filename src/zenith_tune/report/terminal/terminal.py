@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,4 +286,6 @@ def _named(name: str, text: str) -> str:
 
 def _near(path: Path) -> Path:
     """Return a path as it is seen from the current folder, where it lies below it."""
-    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+    with contextlib.suppress(OSError, ValueError):  # a folder that was deleted, or another
+        return path.relative_to(Path.cwd())
+    return path

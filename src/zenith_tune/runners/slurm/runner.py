@@ -188,10 +188,9 @@ class SlurmRunner(LocalRunner):
             result = super().recover(files.path)
             end_steps(self._client, str(noted["allocation"]), str(noted.get("name")))
             return result
+        record = SlurmRecord.read(files, str(submission.noted().get("job") or ""))
         if (job := self.find(folder)) is not None:
             job.cancel()
-            return None
-        record = SlurmRecord.read(files, str(submission.noted().get("job") or ""))
         status = submission.find()
         ended_by_itself = status is None or judge(status, record, None).end is End.EXITED
         if record.exit_code is None or not ended_by_itself:

@@ -94,18 +94,21 @@ def describe_status(status: JobStatus) -> str:
 def judge(status: JobStatus, record: SlurmRecord, scheduler_code: int | None) -> JobResult:
     """Return how a job that Slurm says is over has ended.
 
-    The exit code is the one that the trial's own shell wrote down; Slurm's, which is 0 after NODE_FAIL, only counts
-    where the state says that the script came to its end. Only a job out of memory has exited with a reason.
+    The exit code is the one that the trial's own shell wrote down; where that is 0 the trial is done, whatever happened
+    to its job. Slurm's, which is 0 after NODE_FAIL, only counts where the state says that the script came to its end.
+    Only a job out of memory has exited with a reason.
     """
     state, job = status.state.partition(" ")[0], f"job {status.job_id}"
-    if state in LOST and record.exit_code != 0:
+    if record.exit_code == 0:
+        return ended(End.EXITED, 0)
+    if state in LOST:
         return ended(End.LOST, reason=f"{job}: {state} on {','.join(hosts(status.nodes)) or 'no node'}")
     if state == "TIMEOUT":
         return ended(End.TIMED_OUT, reason=f"{job} reached Slurm's time limit")
     if state in _REVOKED:
         why = "" if status.reason in ("", "None") else f" ({status.reason})"
         return ended(End.REVOKED, reason=f"{job} was {_REVOKED[state]}{why}")
-    if state == "OUT_OF_MEMORY" and record.exit_code != 0:
+    if state == "OUT_OF_MEMORY":
         return ended(End.EXITED, 137, reason=f"{job}: Slurm reports an oom_kill event")
     return ended(End.EXITED, scheduler_code if record.exit_code is None else record.exit_code)
 
