@@ -222,9 +222,7 @@ def test_a_repeat_that_had_finished_when_its_tuner_was_killed_does_not_run_again
     tuner = start(tmp_path, command, "--repeats", "3", "--resume", n=1)
     tuner.communicate(timeout=500)
     assert tuner.returncode == 0
-    assert runs.read_text().count("\n") == 4, (
-        "of three, the first is kept, and the second, which was cut off, runs again"
-    )
+    assert runs.read_text().count("\n") == 4, "the first is kept, the second was cut off and runs again"
 
 
 @pytest.fixture
