@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_what_does_not_fit_names_the_options_that_do(plan: Plan) -> None:
     shown = plan(*SMALL, "--json")
     assert shown.code == 1 and '"options": "--lora"' in shown.out
     text = plan(*SMALL).out
+    [command] = re.findall(r"^plan by the first of them: zenithtune plan (.*)$", text, re.MULTILINE)
+    assert command.split() == [*SMALL, "--lora"] and plan(*command.split()).code == 0
     assert text.index("--qlora") < text.index("nearest to fitting")
     for option in ("--lora", "--qlora"):
         assert as_json(plan(*SMALL, option, "--json"))["best"]

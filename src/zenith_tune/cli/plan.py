@@ -16,8 +16,8 @@ from zenith_tune.cli.options import (
     PRECISIONS,
     QUESTIONS,
     SEQUENCE,
-    GroupedCommand,
     Options,
+    RecordedCommand,
     calibration_option,
     cost_of,
     cost_options,
@@ -106,6 +106,8 @@ OF_A_MODULE = ("model", "seq")
 """What of it a module says, or the inputs that come with it."""
 NOT_COMPARED = ("explain", "what_if", "pareto", "longest", "emit", "html", "probe")
 """What is about one cluster."""
+OF_A_WAY = ("lora", "qlora", "optimizer", "offload", "framework")
+"""Options that a way out gives itself."""
 PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", "debug", "command")
 """What a plan with --probe takes; all else the command says."""
 
@@ -121,7 +123,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
     return command
 
 
-@click.command(cls=GroupedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
+@click.command(cls=RecordedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
 @grouped_option("--model", metavar="NAME|PATH", group=JOB, shell_complete=completion.models,
                 help="A model of the catalog, or its config.json.")  # fmt: skip
 @grouped_option("--module", metavar="FILE.py:BUILD", group=JOB,
@@ -247,6 +249,10 @@ def _plan(request: PlanRequest, options: Options) -> int:
     else:
         report = _report(request, options)
         report.answer(plan, cost, enough, found.ways_out)
+        if (fitting := next((way for way in found.ways_out if way.fits), None)) is not None:
+            given = shlex.join(["zenithtune", "plan", *map(str, RecordedCommand.given(OF_A_WAY))])
+            line = f"plan by the first of them: {given} {fitting.options}"
+            click.echo(line, err=_is_beside(options))  # as one line, to be pasted
         if request.is_least:
             report.say(f"it takes {count(above, 'GPU')}: no layout fits on fewer")
         if options["longest"]:
