@@ -174,6 +174,25 @@ def test_a_run_under_a_condition_that_is_not_followed_is_reported(tmp_path: Path
         assert bool(notes) is is_reported, text
 
 
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("if [ -f x ]; then A='--recompute-activations'; fi", ["--recompute-activations"]),
+        ("B=(--bf16); if [ -f x ]; then B+=(--sequence-parallel --fp16); fi", ["--sequence-parallel"]),
+        ("if [ -f x ]; then A=--sequence-parallel; fi; A=", []),
+        ("if [ -f x ]; then A='--wandb-project mine'; fi", []),
+        ("A=--sequence-parallel", []),
+    ],
+)
+def test_switches_behind_a_condition_that_is_not_followed_are_named(
+    text: str, options: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(f'{text}\ntorchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE} $A ${{B[@]}} "$@"')
+    notes = [note for note in MegatronLmPreset(cluster="h100x8").warnings(f"bash {script}") if "take that away" in note]
+    assert [option for note in notes for option in note.split() if option.startswith("--")] == options
+
+
 def test_a_run_that_was_found_stays_found_whatever_follows(tmp_path: Path) -> None:
     for after in (f"bash {tmp_path}/train.sh", "f() { f; }; f", 'eval "echo \'unclosed"', "true\n" * 30_000):
         run = read(tmp_path, f"{RUN} --a\n{after}")

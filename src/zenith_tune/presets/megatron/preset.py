@@ -47,6 +47,8 @@ from zenith_tune.presets.megatron.space import (
 )
 from zenith_tune.presets.megatron.version import version_note
 from zenith_tune.presets.megatron.written import (
+    SET_ONLY,
+    WRITTEN,
     measured_command,
     refuse_unwritable,
     routing_notes,
@@ -131,7 +133,11 @@ def _hidden(job: MegatronJob) -> list[str]:
     if job.run is None:
         return []
     where, notes = job.run.script or "your command", []
-    if job.run.extended:
+    switches = {option for options in WRITTEN.values() for option in options if option not in SET_ONLY}
+    if fixed := [option for option in dict.fromkeys(job.run.doubtful) if option in switches]:
+        options = " and ".join(fixed)
+        notes.append(f"{where} gives {options} by a condition that is not followed here: no trial can take that away")
+    elif job.run.extended:
         names = " and ".join(job.run.extended)
         notes.append(f"{where} may add to {names} under a condition that is not followed here")
     if job.run.is_guarded:

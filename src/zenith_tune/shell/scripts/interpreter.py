@@ -82,6 +82,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: lambda left, right: left - right * _divided(left, right),
 }
 _COMMANDS = re.compile(r"\$\(|`")
+_OPTIONS = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*", re.ASCII)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +102,10 @@ class ShellVariables:
     """Names whose value depends on what cannot be followed."""
     extended: set[str] = field(default_factory=set)
     """Lists that may have more than is known."""
+    doubtful: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options in what a condition that cannot be followed may set, by the name that has them."""
     used: set[str] = field(default_factory=set)
-    """Extended lists that a word has asked for."""
+    """Names of the last two that a word has asked for."""
     is_open: bool = False
     """Whether a file that cannot be read was sourced: what is not set here may be set there."""
     budget: Budget = field(default_factory=Budget)
@@ -120,6 +123,7 @@ class ShellVariables:
             values=dict(self.values),
             unsure=set(self.unsure),
             extended=set(self.extended),
+            doubtful=dict(self.doubtful),
             used=set(self.used),
         )
 
@@ -148,6 +152,7 @@ class ShellVariables:
         if not is_certain:
             is_known_list = name in self.values and name not in self.unsure
             (self.extended if adds and is_known_list else self.unsure).add(name)
+            self.doubtful[name] = (*self.doubtful.get(name, ()), *_OPTIONS.findall(word.value))
             return
         if "[" in match[0]:
             self.unsure.add(name)
@@ -163,6 +168,7 @@ class ShellVariables:
         self.values[name] = new
         if not adds:
             self.unsure.discard(name)
+            self.doubtful.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Take a name away, as `unset` does."""
@@ -243,10 +249,10 @@ class ShellVariables:
             if self.has_lost_arguments or not place:
                 return None
             return [str(len(self.arguments))] if name == "#" else list(self.arguments[place - 1 : place])
+        if name in self.extended or name in self.doubtful:
+            self.used.add(name)
         if name in self.unsure:
             return None
-        if name in self.extended:
-            self.used.add(name)
         values = self.values.get(name)
         if values is None:
             known = [self.environment[name]] if name in self.environment else []

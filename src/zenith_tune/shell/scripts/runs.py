@@ -61,6 +61,8 @@ class ProgramRun:
     """The folder in which it runs, relative to this one; None where only a shell knows."""
     extended: tuple[str, ...] = ()
     """Lists that a condition which cannot be followed may have made longer."""
+    doubtful: tuple[str, ...] = ()
+    """Options that such a condition decides on."""
     is_guarded: bool = False
     """Whether a condition that cannot be followed decides if it runs."""
     source: Source = field(default_factory=Source)
@@ -362,7 +364,7 @@ class _Walk:
     def _noted(
         self, words: list[str], at: int, variables: ShellVariables, source: Source, *, is_guarded: bool
     ) -> ProgramRun:
-        arguments = words[at + 1 :]
+        arguments, used = words[at + 1 :], sorted(self.variables.used)
         return ProgramRun(
             launcher=tuple(words[:at]),
             program=words[at],
@@ -371,7 +373,8 @@ class _Walk:
             script=self._script,
             variables={name: value[0] for name, value in variables.values.items() if value},
             folder=self._folder,
-            extended=tuple(sorted(self.variables.used)),
+            extended=tuple(name for name in used if name in self.variables.extended),
+            doubtful=tuple(option for name in used for option in self.variables.doubtful.get(name, ())),
             is_guarded=is_guarded,
             source=source,
         )
