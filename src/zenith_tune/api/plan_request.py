@@ -181,38 +181,20 @@ def read_request(
     for kind, name, known in (("precision", precision, PRECISIONS), ("dispatcher", dispatcher, DISPATCHERS)):
         if name not in known:
             raise UnknownNameError(kind, name, known)
-    if isinstance(fix, Mapping):
-        fix = ",".join(f"{name}={value}" for name, value in fix.items())
-    pinned = parse_values(fix, what="--fix") if fix is not None else {}
     limits = {name: size for name, size in (max_sizes or {}).items() if size is not None}
-    searched = SearchSpace.named(space, max_sizes=limits, pinned=pinned)
+    searched = _space(space, limits, fix)
     way = TrainingWay(lora=lora, qlora=qlora, optimizer=optimizer, offload=offload)
     if emit is not None and not way.is_plain:
         raise UsageError(f"--emit writes plain training, but got {way.options}", hint="leave one of them out")
     runs_it = _framework(framework, emit, is_own=module is not None or not way.is_plain)
     is_kind = takes_kind and gpus is None and isinstance(cluster, str) and find_gpu(cluster) is not None
     machines = cluster if isinstance(cluster, ClusterSpec) else load_cluster(str(cluster), 1 if is_kind else gpus)
-    if module:
-        from zenith_tune.presets.own_module import traced_model
-
-        spec, seq_len = traced_model(module, framework=runs_it, precision=precision, seq_len=seq)
-    elif model is None or seq is None:
-        raise UsageError("a plan needs a model and the length of its sequences", hint="give model and seq")
-    else:
-        spec, seq_len = model if isinstance(model, ModelSpec) else load_model(str(model)), seq
+    spec, seq_len = _model(model, seq, module, framework=runs_it, precision=precision)
     if spec.traced:  # nothing of a module is split but over data-parallel ranks
         searched = replace(searched, pinned={**ONE_EACH, **searched.pinned})
     if emit is not None:
         searched = format_named(emit).narrowed(searched, runs_it.name)
-    fitted = calibration
-    if isinstance(fitted, str | Path):
-        from zenith_tune.calibrate.calibration_file import load_calibration
-
-        fitted = load_calibration(Path(fitted))
-    warning = ""
-    if fitted is not None and fitted.framework != runs_it.name:
-        what = f"{calibration if isinstance(calibration, str | Path) else 'the calibration'} was fitted to runs"
-        warning = f"{what} of {fitted.framework}, but the plan is for {runs_it.name}: its figures may be off"
+    fitted, warning = _calibration(calibration, runs_it)
     request = PlanRequest(
         model=way.trained(spec),
         cluster=machines,
@@ -250,6 +232,44 @@ def _refuse_numbers(gbs: int, seq: int | None, imbalance: float, risk: float, *,
         raise UsageError(f"imbalance must be from 0 to {MOST_IMBALANCE}, but got {imbalance!r}", hint="change it")
     if not 0 < risk <= 1:
         raise UsageError(f"risk must be above 0 and at most 1, but got {risk!r}", hint="give a probability")
+
+
+def _space(name: str, limits: Mapping[str, int], fix: Mapping[str, int | str] | str | None) -> SearchSpace:
+    if isinstance(fix, Mapping):
+        fix = ",".join(f"{name}={value}" for name, value in fix.items())
+    pinned = parse_values(fix, what="--fix") if fix is not None else {}
+    return SearchSpace.named(name, max_sizes=limits, pinned=pinned)
+
+
+def _model(
+    model: ModelSpec | str | Path | None,
+    seq: int | None,
+    module: str | None,
+    *,
+    framework: FrameworkSpec,
+    precision: str,
+) -> tuple[ModelSpec, int]:
+    """Return what is trained, and the length of its sequences."""
+    if module:
+        from zenith_tune.presets.own_module import traced_model
+
+        return traced_model(module, framework=framework, precision=precision, seq_len=seq)
+    if model is None or seq is None:
+        raise UsageError("a plan needs a model and the length of its sequences", hint="give model and seq")
+    return model if isinstance(model, ModelSpec) else load_model(str(model)), seq
+
+
+def _calibration(given: Calibration | str | Path | None, framework: FrameworkSpec) -> tuple[Calibration | None, str]:
+    """Return the calibration, and a warning where it is of another framework."""
+    fitted = given
+    if isinstance(fitted, str | Path):
+        from zenith_tune.calibrate.calibration_file import load_calibration
+
+        fitted = load_calibration(Path(fitted))
+    if fitted is None or fitted.framework == framework.name:
+        return fitted, ""
+    what = f"{given if isinstance(given, str | Path) else 'the calibration'} was fitted to runs"
+    return fitted, f"{what} of {fitted.framework}, but the plan is for {framework.name}: its figures may be off"
 
 
 def _framework(framework: FrameworkSpec | str | None, emit: str | None, *, is_own: bool) -> FrameworkSpec:

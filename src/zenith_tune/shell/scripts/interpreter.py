@@ -152,7 +152,8 @@ class ShellVariables:
         if not is_certain:
             is_known_list = name in self.values and name not in self.unsure
             (self.extended if adds and is_known_list else self.unsure).add(name)
-            self.doubtful[name] = (*self.doubtful.get(name, ()), *_OPTIONS.findall(word.value))
+            if options := _OPTIONS.findall(word.value):
+                self.doubtful[name] = (*self.doubtful.get(name, ()), *options)
             return
         if "[" in match[0]:
             self.unsure.add(name)
