@@ -112,58 +112,19 @@ class StudyDigest:
         planned = preset.planned(view)
         expected = view.search.predictions
         trials = [self._trial(view, each, planned.get(each.number), expected.get(each.number)) for each in view.trials]
-        # Of the planned cluster's GPU, or what a run that was out of memory said.
-        if preset.planner is not None:
-            capacity_bytes: float | None = float(preset.planner.cluster.gpu.memory_bytes)
-        else:
-            ran_out = (each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)
-            capacity_bytes = reported_capacity(ran_out)
+        capacity_bytes = _capacity_bytes(view, preset)
         needed = needed_memory(trials, capacity_bytes)
         trials = [{**trial, "needed": needed.get(trial["number"])} for trial in trials]
-        study, fastest = view.study, view.study.fastest
-        ended = [each.trial for each in view.trials if not each.is_running and each.trial.is_searched]
-        num_cancelled = sum(trial.outcome is Outcome.CANCELLED for trial in ended)
         with contextlib.suppress(*FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
-            study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
+            view.study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
+        of_best = self._of_best(view, planned)
         return {
             "kind": "study",
-            "made_by": f"zenithtune {__version__}",
-            "title": f"{view.name} – study",
-            "name": view.name,
-            "header": {
-                "preset": view.header.preset,
-                "args": view.header.args,
-                "resolved_args": resolved_args(preset),
-                "command": view.header.command,
-                "evaluator": view.header.evaluator,
-            },
-            "direction": str(view.direction),
-            "unit": view.unit,
-            "place": view.database or str(view.folder or ""),
-            "now_s": time.time(),
-            "started_s": view.started_s,
-            "ended_s": view.ended_s,
-            "is_running": bool(view.running),
-            "num_unfinished": len(unfinished(view)),
-            "best": study.number_of(study.best) if study.best else None,
-            "best_run": study.best.number if study.best else None,
-            "best_reruns": study.reruns_of(study.best) if study.best else [],
-            "baseline": study.baseline.number if study.baseline else None,
-            "fastest_is_baseline": bool(fastest and fastest.is_baseline),
-            "gain": finite(study.gain),
-            "best_is_own": study.best_is_own,
-            "is_within_noise": study.is_within_noise,
-            "batch_note": batch_note(study),
-            "noise": finite(study.gain_half_width),
-            "num_failed": sum(not trial.ok for trial in ended) - num_cancelled,
-            "num_cancelled": num_cancelled,
-            "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
-            "num_pruned": view.num_pruned,
-            "num_repeated": view.num_repeated,
-            "best_command": view.best_command,
+            **_about(view, preset),
+            **_outcome(view),
             "parameters": list(dict.fromkeys(name for each in view.trials for name in each.trial.params)),
             "capacity_bytes": capacity_bytes,
-            "progress": best_so_far(study),
+            "progress": best_so_far(view.study),
             "why_no_plan": preset.why_not,
             "diff": command_diff(view.header.command, view.best_command) if view.best_command else [],
             "trials": trials,
@@ -171,7 +132,7 @@ class StudyDigest:
             "standing": standing_object(view, preset, capacity_bytes),
             "steps": _steps(view, planned),
             **search_object(view),
-            **(of_best := self._of_best(view, planned)),
+            **of_best,
             "next": next_experiments(view, of_best["doctor"]),
         }
 
@@ -207,6 +168,62 @@ class StudyDigest:
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})
         return self._best[1]
+
+
+def _about(view: StudyView, preset: RestoredPreset) -> Json:
+    """Return what a study is of, where it is kept and when it ran."""
+    return {
+        "made_by": f"zenithtune {__version__}",
+        "title": f"{view.name} – study",
+        "name": view.name,
+        "header": {
+            "preset": view.header.preset,
+            "args": view.header.args,
+            "resolved_args": resolved_args(preset),
+            "command": view.header.command,
+            "evaluator": view.header.evaluator,
+        },
+        "direction": str(view.direction),
+        "unit": view.unit,
+        "place": view.database or str(view.folder or ""),
+        "now_s": time.time(),
+        "started_s": view.started_s,
+        "ended_s": view.ended_s,
+        "is_running": bool(view.running),
+        "num_unfinished": len(unfinished(view)),
+    }
+
+
+def _outcome(view: StudyView) -> Json:
+    """Return the best, its gain, and how many trials ended in each way."""
+    study, fastest = view.study, view.study.fastest
+    ended = [each.trial for each in view.trials if not each.is_running and each.trial.is_searched]
+    num_cancelled = sum(trial.outcome is Outcome.CANCELLED for trial in ended)
+    return {
+        "best": study.number_of(study.best) if study.best else None,
+        "best_run": study.best.number if study.best else None,
+        "best_reruns": study.reruns_of(study.best) if study.best else [],
+        "baseline": study.baseline.number if study.baseline else None,
+        "fastest_is_baseline": bool(fastest and fastest.is_baseline),
+        "gain": finite(study.gain),
+        "best_is_own": study.best_is_own,
+        "is_within_noise": study.is_within_noise,
+        "batch_note": batch_note(study),
+        "noise": finite(study.gain_half_width),
+        "num_failed": sum(not trial.ok for trial in ended) - num_cancelled,
+        "num_cancelled": num_cancelled,
+        "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
+        "num_pruned": view.num_pruned,
+        "num_repeated": view.num_repeated,
+        "best_command": view.best_command,
+    }
+
+
+def _capacity_bytes(view: StudyView, preset: RestoredPreset) -> float | None:
+    """Return the memory of the planned cluster's GPU, or what a run that was out of memory said of it."""
+    if preset.planner is not None:
+        return float(preset.planner.cluster.gpu.memory_bytes)
+    return reported_capacity(each.trial.cause for each in view.trials if each.trial.outcome is Outcome.OOM)
 
 
 def _steps(view: StudyView, planned: Mapping[int, PlannedLayout]) -> list[Json]:
