@@ -64,6 +64,10 @@ def test_models_and_clusters_are_completed_by_every_command_that_takes_them(comp
     assert complete(command, "--cluster", "loc") == ["local"]
 
 
+def test_of_several_clusters_the_last_is_completed(complete: Complete) -> None:
+    assert "h100x64,h200x8" in complete("plan", "--compare", "h100x64,h200")
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -25,11 +25,12 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return this machine, and some clusters of every GPU of the catalog, that begin so."""
+    """Return this machine, and some clusters of every GPU of the catalog, that begin so; of a list, its last one."""
     from zenith_tune.describe.gpu_catalog import known_gpus, node_fields
 
     known = [f"{gpu}x{num_nodes * node_fields(gpu)['gpus_per_node']}" for gpu in known_gpus() for num_nodes in NODES]
-    return _beginning(incomplete, ["local", *known])
+    before = "".join(incomplete.rpartition(",")[:2])
+    return _beginning(incomplete, [before + name for name in ("local", *known)])
 
 
 def studies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -151,7 +151,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
                 is_rare=True, show_default=True,
                 help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
 @cost_options
-@grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS,
+@grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS, shell_complete=completion.clusters,
                 help="Which is fastest and which cheapest, e.g. h100x64,h200x64,gb200x72.")  # fmt: skip
 @grouped_option("--longest", is_flag=True, group=QUESTIONS, help="Find the longest sequence that fits.")
 @grouped_option("--explain", metavar="LAYOUT", group=QUESTIONS,
