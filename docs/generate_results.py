@@ -109,7 +109,7 @@ def _gains(path: Path) -> Iterator[Sequence[str]]:
         spent_s = content[key]["summary"]["gpu_seconds"]
         given = re.findall(r"--(micro-batch-size|recompute-granularity) (\S+)", content[key]["command"])
         options = ", ".join(f"`--{option} {value}`" for option, value in given)
-        what = f"Megatron-LM on one H200, {name}: speed over a cautious command ({options})"
+        what = f"Megatron-LM on one H200, {name}: speed over a command with {options}"
         values = f"{own['value']:,.0f} to {best['value']:,.0f} {own['unit']}"
         yield what, f"**{best['value'] / own['value']:.1f}x** ({values}) for {spent_s:.0f} GPU-seconds", _link(path)
 
@@ -146,7 +146,7 @@ def _errors(path: Path, heading: str, what: str) -> Sequence[str]:
     largest = max(rows, key=lambda row: int(row["runs"]))
     by_source = f"{medians[0]:g}% to {medians[-1]:g}% by source, {sum(int(row['runs']) for row in rows):,} runs"
     found = f"**{largest['median']}** on the largest source ({int(largest['runs']):,} runs); {by_source}"
-    return f"{what}, median error on runs that nothing was fitted to", found, _link(path)
+    return f"{what}, median error on held-out runs", found, _link(path)
 
 
 def _planners(path: Path) -> Iterator[Sequence[str]]:
@@ -158,7 +158,7 @@ def _planners(path: Path) -> Iterator[Sequence[str]]:
             if quantity == what
         ]
         about = (
-            "by other sources alone, median error, against other planners on the published runs that each can express"
+            "by other sources alone, median error, against other planners on the runs that each can express"
         )
         yield f"predicted {name} {about}", "; ".join(pairs), _link(path.with_suffix(".md"))
 
