@@ -157,9 +157,7 @@ def _planners(path: Path) -> Iterator[Sequence[str]]:
             for quantity, other, num, ours, theirs in found
             if quantity == what
         ]
-        about = (
-            "by other sources alone, median error, against other planners on the runs that each can express"
-        )
+        about = "by other sources alone, median error, against other planners on the runs that each can express"
         yield f"predicted {name} {about}", "; ".join(pairs), _link(path.with_suffix(".md"))
 
 
