@@ -59,6 +59,12 @@ def test_what_does_not_fit_names_the_options_that_do(plan: Plan) -> None:
         assert as_json(plan(*SMALL, option, "--json"))["best"]
 
 
+def test_a_plan_says_which_framework_a_way_is_planned_for() -> None:
+    job: dict[str, Any] = {"gbs": 64, "seq": 4096, "top": 1}
+    assert any("fsdp" in line for line in zenith_tune.plan("llama3-8b", "h100x8", lora=True, **job).assumptions)
+    assert not any("fsdp" in line for line in zenith_tune.plan("llama3-8b", "h100x8", **job).assumptions)
+
+
 def test_an_offloaded_optimizer_takes_the_time_that_was_measured() -> None:
     """Compare with 64 / 2.05 s of LLaMA-7B on eight A800 (gist.github.com/chenyaofo d4cd6a20), within a factor of 2."""
     job: dict[str, Any] = {"gbs": 64, "seq": 4096, "framework": "deepspeed", "offload": True}
@@ -103,7 +109,7 @@ def test_a_sharded_copy_is_shared_by_the_ranks() -> None:
 
 def test_a_plan_says_how_it_trains(plan: Plan) -> None:
     done = plan(*SMALL, "--qlora", "--reference")
-    assert "QLoRA, reference model" in done.out.splitlines()[0] and done.out.count("assumed: ") == 3
+    assert "QLoRA, reference model" in done.out.splitlines()[0] and done.out.count("assumed: ") == 4
     shown = as_json(plan(*SMALL, "--qlora", "--reference", "--json"))
     assert (shown["way"], shown["reference"], shown["framework"]) == ("QLoRA", True, "fsdp")
 

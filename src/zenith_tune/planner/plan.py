@@ -291,6 +291,8 @@ class Plan:
             found.append(TRACED)
         if self.job.framework.host_bytes:
             found.append(HOST)
+        if self.job.way:
+            found.append(f"{self.job.way} as {self.job.framework.name} runs it; --framework takes another")
         if "LoRA" in self.job.way:
             found.append(ADAPTED.format(LORA_RANK) + UNPACKED * ("QLoRA" in self.job.way))
         if self.job.reference:
