@@ -32,23 +32,23 @@ def tables() -> dict[str, str]:
     """Return the table of each framework, one row for each declaration."""
     return {
         "Megatron-LM": _table(
-            ("lever", "options", "releases", "needs", "time", "memory", "basis"),
+            ("lever", "options", "releases", "needs", "time", "memory"),
             [_row(each, _options(each), _releases(each.first, each.last), _package(each)) for each in MEGATRON_LEVERS],
         ),
         "DeepSpeed": _table(
-            ("lever", "keys of the JSON", "stages", "releases", "time", "memory", "basis"),
+            ("lever", "keys of the JSON", "stages", "releases", "time", "memory"),
             [_row(each, _keys(each), _stages(each), _from(each)) for each in DEEPSPEED_LEVERS],
         ),
         "FSDP": _table(
-            ("lever", "keys of Accelerate's file", "time", "memory", "basis"),
+            ("lever", "keys of Accelerate's file", "time", "memory"),
             [_row(each, _file_keys(each)) for each in FSDP_LEVERS],
         ),
         "Trainer": _table(
-            ("lever", "arguments", "needs", "time", "memory", "basis"),
+            ("lever", "arguments", "needs", "time", "memory"),
             [_row(each, _arguments(each), _needs(each)) for each in TRAINER_LEVERS],
         ),
         "torchtitan": _table(
-            ("lever", "settings", "time", "memory", "basis"),
+            ("lever", "settings", "time", "memory"),
             [_row(each, _settings(each)) for each in TITAN_LEVERS],
         ),
     }
@@ -71,11 +71,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def _row(lever: LeverDeclaration[Any], *written: str) -> tuple[str, ...]:
     name = f"`{lever.label}`" + (" (numerics)" if lever.numerics else " (unstable)" if lever.is_unstable else "")
-    return (name, *written, _time(lever), _memory(lever), _basis(lever.source))
-
-
-def _basis(source: str) -> str:
-    return next((kind for kind in ("assumed", "counted") if source.startswith(kind)), "measured")
+    return (name, *written, _time(lever), _memory(lever))
 
 
 def _time(lever: LeverDeclaration[Any]) -> str:
