@@ -35,7 +35,7 @@ PRESET = ["--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--objective", r"
 def start(folder: Path, index: int, options: argparse.Namespace, study: str) -> subprocess.Popen[bytes]:
     """Start one tuner."""
     where = ["--db", options.db, "--study-name", study, "--resume", "--output-dir", str(folder / "out")]
-    budget = ["--strategy", "random", "--n-trials", str(options.trials)]
+    budget = ["--strategy", "random", "--no-confirm", "--n-trials", str(options.trials)]
     command = ["--", str(folder / "train.sh"), "--tensor-model-parallel-size", "1"]
     with (folder / f"events-{index}").open("wb") as events, (folder / f"text-{index}").open("wb") as text:
         return subprocess.Popen(

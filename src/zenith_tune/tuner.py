@@ -21,10 +21,10 @@ from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import EndReason, Study, StudyEnding
 from zenith_tune.study.verdict import spent_s
 from zenith_tune.tuning.config import StudyConfig
-from zenith_tune.tuning.confirmation import Confirmation
+from zenith_tune.tuning.confirmation import MAX_RUNS, Confirmation, reserved_runs
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.tuning.interruption import LIMITS, Interruption, ending_by
-from zenith_tune.tuning.lever_phase import LeverPhase, reserved_trials
+from zenith_tune.tuning.lever_phase import LeverPhase, most_trials, reserved_trials
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.tuning.resolve import make_strategy, resolve, resolve_runner
 from zenith_tune.tuning.scheduler import TrialScheduler
@@ -171,16 +171,18 @@ class PresetTuner:
         )
         ending = StudyEnding(EndReason.FAILED, "it failed")
         self._study = session.study
+        side_by_side = runner.shares_machine and runner.num_slots > 1 and config.options.confirm
+        has_own = config.runs_baseline or session.study.baseline is not None
+        may_confirm = side_by_side or (config.patience.confirms and has_own)
         try:
-            plan = _plan(session, runner)
+            plan = _plan(session, runner, may_confirm=may_confirm)
             session.begin_search(plan)
             self.listener.study_started(plan)
             if config.options.dump_env:
                 session.dump_environment()
-            ending = self._search(scheduler, session, plan)
+            ending = self._search(scheduler, session, plan, may_confirm=may_confirm)
             session.limit_memory()
-            side_by_side = runner.shares_machine and runner.num_slots > 1 and config.options.confirm
-            if (side_by_side or config.patience.confirms) and session.study.is_sound:
+            if may_confirm and session.study.is_sound:
                 self._confirm(session, side_by_side=side_by_side)
         except BaseException as error:
             ending = ending_by(error)
@@ -192,7 +194,9 @@ class PresetTuner:
             finally:
                 self._end(session, ending)
 
-    def _search(self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan) -> StudyEnding:
+    def _search(
+        self, scheduler: TrialScheduler, session: StudySession, plan: StudyPlan, *, may_confirm: bool
+    ) -> StudyEnding:
         """Run the user's own command and the strategy, wait for what it submitted, and return what ended it."""
         config, strategy = session.config, session.config.strategy
         try:
@@ -201,9 +205,11 @@ class PresetTuner:
             self._learn(session, plan.num_slots)
             config, strategy = session.config, session.config.strategy
             scheduler.continue_with(config)
+            num_kept = reserved_runs(config.limits.n_trials) if may_confirm else 0
+            session.bound(_most_trials(config, may_confirm=may_confirm))
             self.listener.search_began(_outlook(session, plan))
             try:
-                with scheduler.leaving(reserved_trials(config)):
+                with scheduler.leaving(reserved_trials(config) + num_kept):
                     strategy.optimize(scheduler, config.preset.get_search_space(), config.evaluator.direction)
                     scheduler.settle()
                 ending = StudyEnding(EndReason.DONE, strategy.why_done() or "every planned trial has run")
@@ -211,7 +217,8 @@ class PresetTuner:
                 ending = ending_by(limit)
                 with contextlib.suppress(TrialExhausted):  # of trials that the same limit cut off
                     scheduler.settle()
-            LeverPhase(session, scheduler, self.listener.explained).run()
+            with scheduler.leaving(num_kept):
+                LeverPhase(session, scheduler, self.listener.explained).run()
         except StudyLimitReached as limit:
             ending, session.study.is_sound = ending_by(limit), not isinstance(limit, OptionsWithoutEffect)
         try:
@@ -292,7 +299,7 @@ def _diagnosis(session: StudySession, why: str) -> list[str]:
     return study_diagnosis(config.preset, config.command, study) if study.is_sound else [why]
 
 
-def _plan(session: StudySession, runner: Runner) -> StudyPlan:
+def _plan(session: StudySession, runner: Runner, *, may_confirm: bool) -> StudyPlan:
     config = session.config
     return StudyPlan(
         study_name=config.place.study_name,
@@ -301,7 +308,7 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         evaluator=config.evaluator.describe(),
         command=config.masked_command,
         n_trials=config.limits.n_trials,
-        max_trials=config.max_trials,
+        max_trials=_most_trials(config, may_confirm=may_confirm),
         num_finished=len(session.recorded),
         title=config.title,
         own_label=config.preset.label(own) if (own := session.study.own_params) else "",
@@ -314,6 +321,15 @@ def _plan(session: StudySession, runner: Runner) -> StudyPlan:
         labels={trial.number: session.label(trial) for trial in session.recorded.values()},
         study=session.study,
     )
+
+
+def _most_trials(config: StudyConfig, *, may_confirm: bool) -> int | None:
+    """Return how many trials there are at most: those of the search, of levers, and what confirms the gain."""
+    search, budget = config.strategy.max_trials(config.preset.get_search_space()), config.limits.n_trials
+    if search is None:
+        return budget
+    whole = search + most_trials(config) + (MAX_RUNS if may_confirm else 0)
+    return whole if budget is None else min(whole, budget)
 
 
 def _outlook(session: StudySession, plan: StudyPlan) -> str:
@@ -341,7 +357,7 @@ def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:
     found = estimated(num_left)
     trials = f"about {count(found.num_trials, 'short trial')}"
     ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
-    most = estimated(max((plan.max_trials or 0) - plan.num_finished, 0))
+    most = estimated(max((session.study.max_trials or 0) - session.study.num_counted, 0))
     if most.num_trials > found.num_trials:
         ends += f"; at most {count(most.num_trials, 'trial')}: {format_seconds(most.wall_s)}"
     return f"{trials}, {format_seconds(found.wall_s)} ({plan.budget.cost(found.gpu_s)}){ends}"

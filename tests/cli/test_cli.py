@@ -39,7 +39,7 @@ def test_the_documented_command_finds_a_faster_one(zenithtune: Run, tmp_path: Pa
 
 
 def test_json_mode_keeps_stdout_for_programs(zenithtune: Run) -> None:
-    done = zenithtune(*MEGATRON, "--json", "--n-trials", "3", *TRAIN)
+    done = zenithtune(*MEGATRON, "--json", "--no-confirm", "--n-trials", "3", *TRAIN)
     events = [json.loads(line) for line in done.stdout.splitlines()]
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1]) == ("study_started", "study_ended")

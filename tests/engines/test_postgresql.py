@@ -55,7 +55,7 @@ def server() -> Iterator[PostgresqlServer]:
 def test_eight_tuners_run_each_trial_once_through_a_restart_of_the_database(
     server: PostgresqlServer, tmp_path: Path
 ) -> None:
-    tuners = ManyTuners(tmp_path, server.url, 8, "--strategy", "random", "--n-trials", str(NUM_TRIALS))
+    tuners = ManyTuners(tmp_path, server.url, 8, "--strategy", "random", "--no-confirm", "--n-trials", str(NUM_TRIALS))
     try:
         eventually(lambda: len(lines_of(tuners.ran)) > NUM_TRIALS // 3)
         server.strike_down()

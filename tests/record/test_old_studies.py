@@ -40,7 +40,7 @@ def test_a_study_of_an_earlier_release_is_resumed(
     before = find_study(name, output_dir=Path("out")).view()
     assert before.study.num_searched == num_old
     optimize = running("optimize", capsys)
-    done = optimize(*OPTIONS, "--study-name", name, "--n-trials", str(num_trials), "--", *COMMAND)
+    done = optimize(*OPTIONS, "--no-confirm", "--study-name", name, "--n-trials", str(num_trials), "--", *COMMAND)
     assert done.code == 0, done.err
     after = find_study(name, output_dir=Path("out")).view()
     assert after.study.num_searched == num_trials and not after.running
@@ -145,7 +145,8 @@ def test_a_confirmed_study_of_an_earlier_release_is_resumed_without_running_its_
     done = running("resume", capsys)("old", "--db", "out/confirmed.db", "--no-confirm")
     assert done.code != 0, "it was started in a folder that is not here"
     options = ["--space", "x=1,2,3,4,5,6", "--strategy", "random", "--strategy-args", "seed=1", "--maximize"]
-    place = ["--db", "out/confirmed.db", "--study-name", "old", "--resume", "--n-trials", "5", "--patience", "thorough"]
+    options += ["--patience", "thorough"]
+    place = ["--db", "out/confirmed.db", "--study-name", "old", "--resume", "--n-trials", "11"]
     command = ["bash", "train.sh", "--x", "1"]
     done = running("optimize", capsys)(*options, "--objective", r"value: (\S+)", *place, "--", *command)
     assert done.code == 0, done.err

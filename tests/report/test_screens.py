@@ -50,7 +50,8 @@ def drawn(screen: LiveScreen, width: int = 80, height: int = 40) -> list[str]:
 def a_screen() -> LiveScreen:
     screen = LiveScreen()
     study = Study(Direction.MAXIMIZE)
-    screen.begin(study, StudyPace(max_trials=9))
+    study.max_trials = 9
+    screen.begin(study, StudyPace())
     screen.trial_finished(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block", study)
     screen.trial_finished(trial(2, 221.1, early=EARLY), "TP4 mbs2", study)
     screen.trial_started(3, LONG, Path("log.txt"), None, WHY)
@@ -72,13 +73,17 @@ def test_nothing_that_matters_is_cut_in_eighty_columns() -> None:
 
 
 def test_a_tab_and_a_bar_show_how_far_a_study_is() -> None:
-    study, pace = Study(Direction.MAXIMIZE), StudyPace(max_trials=8)
+    study, pace = Study(Direction.MAXIMIZE), StudyPace()
+    assert pace.bar(study) == "" and pace.title(study) == "0", "before it is known how many there are"
+    study.max_trials = 8
     assert (pace.title(study), pace.bar(study, 8).count("━")) == ("0/8", 0)
     study.add(Trial(params={}, outcome=Outcome.OK, value=100.0, is_baseline=True, number=0))
     for number, value in enumerate((90.0, 131.0), start=1):
         study.add(Trial(params={"tp": number}, outcome=Outcome.OK, value=value, number=number, identity=str(number)))
     assert (pace.title(study), pace.bar(study, 8).count("━"), len(pace.bar(study, 8))) == ("2/8 · +31%", 2, 8)
-    assert StudyPace().bar(study) == "" and StudyPace().title(study).startswith("2 ")
+    study.add(Trial(params={"tp": 2}, outcome=Outcome.OK, value=131.0, number=3, identity="2", rerun_of=2))
+    study.add(Trial(params={}, outcome=Outcome.OK, value=100.0, is_baseline=True, number=4, rerun_of=0))
+    assert pace.title(study) == "4/8 · +31%", "what confirms a gain counts too"
 
 
 def test_time_that_is_left_falls_and_rises_only_where_it_ran_out_or_is_far_longer(

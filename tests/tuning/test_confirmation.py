@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.study_tools import Witness, tune
+from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
 from zenith_tune.presets.parts import ConfirmingRun
 from zenith_tune.record.source import find_study, studies_in
@@ -199,9 +200,9 @@ def test_a_confirmation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
 
 def test_what_a_resumed_study_finds_may_be_the_best_after_all_reruns_of_the_first_run(tmp_path: Path) -> None:
     values = "$x == 6 ? 1300 : $x == 0 ? 1000 : n < 7 ? 1000 + $x : 500"
-    study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 5)
+    study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), strategy=Asks(1, 2, 3, 4, 5))
     assert sum(trial.is_rerun for trial in study.trials) == MAX_RERUNS and study.gain is not None and study.gain < 0
-    study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), 6, resume=True)
+    study, _ = confirmed(tmp_path, values, (1, 2, 3, 4, 5, 6), strategy=Asks(1, 2, 3, 4, 5, 6), resume=True)
     assert study.best is not None and study.best.params == {"x": 6} and study.best.is_rerun
 
 
@@ -245,13 +246,13 @@ def confirmed_tight(
 
 
 def test_what_is_out_of_memory_when_it_is_confirmed_gives_way_to_the_next_one_that_fits(tmp_path: Path) -> None:
-    study, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, num=3)
+    study, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, strategy=Asks(2, 4, 16))
     # 8 was not searched, and is tried because it is the next smaller one.
     searched = [(2, False, "ok"), (4, False, "ok"), (16, False, "ok")]
     assert runs == [*searched, (16, True, "oom"), (8, False, "ok"), (8, True, "oom"), (4, True, "ok")]
     assert study.best is not None and study.best.params == {"x": 4} and study.best.is_rerun
     assert study.gain == pytest.approx(3.0) and study.baseline is not None and not study.baseline.is_rerun, "clear"
-    again, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, num=3, resume=True)
+    again, runs = confirmed_tight(tmp_path, (2, 4, 16, 8), most=4, strategy=Asks(2, 4, 16), resume=True)
     assert not runs and again.best is not None and again.best.params == {"x": 4}
 
 
@@ -272,3 +273,26 @@ def test_an_own_command_that_takes_as_much_as_what_is_out_of_memory_is_not_the_b
     assert witness.end is not None
     study = witness.end.study
     assert study.best is not None and study.best.params == {"x": 1}, "the smallest is the fastest, and fits"
+
+
+ALMOST = "($x ? 1020 : 1000) + $x"
+"""A gain so small that it is in doubt."""
+
+
+@pytest.mark.parametrize(("num", "searched", "again"), [(1, 1, 0), (2, 2, 0), (3, 2, 1), (6, 4, 2)])
+def test_the_runs_that_confirm_a_gain_count_in_the_budget(tmp_path: Path, num: int, searched: int, again: int) -> None:
+    study, witness = confirmed(tmp_path, ALMOST, (1, 2, 3, 4, 5, 6), num, patience="thorough")
+    runs = [trial for trial in witness.trials if trial is not study.first_baseline]
+    assert [sum(not trial.is_rerun for trial in runs), sum(trial.is_rerun for trial in runs)] == [searched, again]
+    assert study.num_counted == num
+    assert again or any("not confirmed" in line for line in witness.notes)
+
+
+@pytest.mark.parametrize("num", [None, 2, 7])
+def test_how_far_a_study_is_has_one_bound_from_the_start_that_it_never_passes(tmp_path: Path, num: int | None) -> None:
+    output = io.StringIO()
+    reporter = VerboseReporter(Console(file=output, width=200), live=False)
+    tuned(tmp_path, ALMOST, (1, 2, 3, 4), num, listener=reporter, patience="thorough")
+    found = [tuple(map(int, pair)) for pair in re.findall(r"(\d+) of at most (\d+)", output.getvalue())]
+    counts, bounds = zip(*found, strict=True)
+    assert len(set(bounds)) == 1 and list(counts) == list(range(1, len(counts) + 1)) and counts[-1] <= bounds[0]

@@ -50,7 +50,7 @@ def test_the_users_own_command_has_one_name() -> None:
 
 def test_a_trial_that_is_not_submitted_yet_does_not_show_as_running() -> None:
     screen, output = LiveScreen(), io.StringIO()
-    screen.begin(Study(Direction.MAXIMIZE), StudyPace(max_trials=3, num_slots=2), "starting")
+    screen.begin(Study(Direction.MAXIMIZE), StudyPace(num_slots=2), "starting")
     screen.trial_started(0, YOUR_COMMAND, Path("log.txt"), None)
     screen.trial_started(1, "mbs1", Path("log.txt"), None)
     screen.trial_state(1, "running on n1")

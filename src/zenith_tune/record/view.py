@@ -181,6 +181,7 @@ def study_of(trials: Iterable[TrialView], direction: Direction, search: StudySea
     study = Study(direction)
     study.limit_memory(search.memory_limit_bytes)
     study.earlier_launches = search.launches
+    study.max_trials = search.max_trials
     for trial in sorted(last.values(), key=lambda trial: trial.number):
         study.add(trial)
     return study

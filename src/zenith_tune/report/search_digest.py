@@ -12,14 +12,13 @@ from zenith_tune.study.lever_results import lever_table, results_from_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Findings
 from zenith_tune.study.verdict import spent_s
-from zenith_tune.units import format_seconds
+from zenith_tune.units import count, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPace:
-    """The bounds of a study."""
+    """The bounds of a study besides its number of trials."""
 
-    max_trials: int | None = None
     num_slots: int = 1
     """How many trials run side by side."""
     budget: Budget | None = None
@@ -28,19 +27,20 @@ class StudyPace:
 
     def left_s(self, study: Study) -> float | None:
         """Return the seconds that the trials which are left take at most; None where that is not known."""
-        if self.max_trials is None:
+        most = self.most(study)
+        if most is None:
             return None
-        num_left = max(self.max_trials - study.num_searched, 0)
+        num_left = most - study.num_counted
         return study.time_left_s(math.ceil(num_left / self.num_slots))
 
     def most(self, study: Study) -> int | None:
-        """Return how many trials there are at most; levers are tried after the last point of a small space."""
-        return None if self.max_trials is None else max(self.max_trials, study.num_searched)
+        """Return how many trials there are at most, those that confirm a gain included; None where not known."""
+        return None if study.max_trials is None else max(study.max_trials, study.num_counted)
 
     def title(self, study: Study) -> str:
         """Return how far a study is and what it has gained, short enough for a tab: `12/38 · +31%`."""
         most = self.most(study)
-        done = f"{study.num_searched}/{most}" if most is not None else str(study.num_searched)
+        done = f"{study.num_counted}/{most}" if most is not None else str(study.num_counted)
         gain = study.gain if study.fastest is study.best else None
         return done if gain is None else f"{done} · {gain:+.0%}"
 
@@ -49,12 +49,13 @@ class StudyPace:
         most = self.most(study)
         if not most:
             return ""
-        full = min(round(width * study.num_searched / most), width)
+        full = min(round(width * study.num_counted / most), width)
         return "━" * full + "╌" * (width - full)
 
     def describe(self, study: Study, left_s: float | None) -> list[str]:
         """Return how far a study is, how long it still takes, and what it has spent of a budget."""
-        parts = [] if self.max_trials is None else [f"{study.num_searched} of at most {self.most(study)}"]
+        most = self.most(study)
+        parts = [] if most is None else [f"{study.num_counted} of at most {count(most, 'trial')}"]
         if left_s:
             parts.append(f"about {format_seconds(left_s)} left")
         if self.budget is not None and (self.budget.gpu_hours or self.budget.price):
@@ -67,7 +68,7 @@ def search_object(view: StudyView) -> Json:
     """Return it as plain values; a record of an older release has none of it."""
     search = view.search
     levers = lever_table(results_from_json(search.verdict.get("levers", ()) if search.stopped else ()))
-    pace = StudyPace(max_trials=search.max_trials, num_slots=search.num_slots)
+    pace = StudyPace(num_slots=search.num_slots)
     return {
         "strategy": search.strategy,
         "stopped": search.stopped,
@@ -75,7 +76,7 @@ def search_object(view: StudyView) -> Json:
         "verdict_values": dict(search.verdict) if search.stopped else {},
         "findings": [_table(each) for each in (*search.tables, levers) if each is not None],
         "max_trials": pace.most(view.study),
-        "num_searched": view.study.num_searched,
+        "num_searched": view.study.num_counted,
         "time_left_s": pace.left_s(view.study),
     }
 

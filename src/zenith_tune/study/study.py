@@ -73,6 +73,8 @@ class Study:
         """The best of all others."""
         self.failed_again: list[Trial] = []
         """Runs of the user's own command at the end that did not go well."""
+        self.max_trials: int | None = None
+        """The most runs that count in the budget, once that is known; None: as many as pay."""
         self.max_reruns = MAX_RERUNS
         """How many reruns there may be, those of earlier runs of the study included."""
         self._replaced: set[int] = set()
@@ -167,6 +169,12 @@ class Study:
     def num_searched(self) -> int:
         """Count the trials, without those that ran another one again."""
         return sum(not trial.is_rerun for trial in self.trials)
+
+    @property
+    def num_counted(self) -> int:
+        """Count the runs that the budget of trials holds: all but the first of the user's own command."""
+        own_again = self.baseline is not self.first_baseline
+        return len(self.trials) + own_again + len(self.failed_again)
 
     @property
     def runs(self) -> list[Trial]:

@@ -142,12 +142,6 @@ class StudyConfig:
             consecutive_prunes=given.max_prunes,
         )
 
-    @property
-    def max_trials(self) -> int | None:
-        """An upper bound on the trials; None where there is none."""
-        bounds = (self.limits.n_trials, self.strategy.max_trials(self.preset.get_search_space()))
-        return min((bound for bound in bounds if bound is not None), default=None)
-
     @functools.cached_property
     def patience(self) -> Patience:
         """How much the study may spend to know better, by --patience and --no-confirm."""

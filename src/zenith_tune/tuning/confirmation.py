@@ -17,6 +17,22 @@ from zenith_tune.study.trial import Outcome, RunKey, Trial
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.units import format_value
 
+RESERVED_SHARE = 3
+"""The search reserves one trial in so many for what confirms its gain, up to `RESERVED`."""
+RESERVED = 2
+"""The user's own command again, and the best trial again."""
+MAX_RUNS = MAX_RERUNS + 1
+"""Runs that confirm a gain: trials, and the user's own command."""
+
+
+def reserved_runs(num_trials: int | None) -> int:
+    """Return how many of `--n-trials` are left to confirm a gain.
+
+    >>> [reserved_runs(num) for num in (1, 2, 3, 6, 20)]
+    [0, 0, 1, 2, 2]
+    """
+    return 0 if num_trials is None else min(num_trials // RESERVED_SHARE, RESERVED)
+
 
 class Confirmation:
     """Second runs of the best trial, of the user's own command, and of trials that may be better, where they tell.

@@ -30,7 +30,7 @@ class StudyPlan:
     n_trials: int | None
     """The budget; None: until the strategy ends by itself."""
     max_trials: int | None
-    """An upper bound on the trials, for the time left."""
+    """An upper bound on the trials, as far as it is known before the user's own command has run."""
     num_finished: int
     """Trials found in the record when the study is resumed."""
     warnings: list[str]

@@ -251,13 +251,23 @@ class LeverPhase:
 
 def reserved_trials(config: StudyConfig) -> int:
     """Return how many of `--n-trials` the search for a layout leaves: a quarter, but no more than there are levers."""
-    preset, num_trials = config.preset, config.limits.n_trials
-    point = _any_point(config) if num_trials is not None and preset.lever_space() else None
-    if num_trials is None or point is None:
+    num_trials = config.limits.n_trials
+    return 0 if num_trials is None else min(num_trials // RESERVED_SHARE, _num_levers(config))
+
+
+def most_trials(config: StudyConfig) -> int:
+    """Return how many trials levers take at most: of a group that is no faster each half is tried, down to one."""
+    return 2 * _num_levers(config)
+
+
+def _num_levers(config: StudyConfig) -> int:
+    """Return how many levers are worth a trial."""
+    preset = config.preset
+    point = _any_point(config) if preset.lever_space() else None
+    if point is None:
         return 0
     levers, shares = preset.levers(config.command, point), predicted_shares(config, point)
-    num_levers = sum(is_of_use(lever, shares) and not lever.is_left_out for lever in levers)
-    return min(num_trials // RESERVED_SHARE, num_levers)
+    return sum(is_of_use(lever, shares) and not lever.is_left_out for lever in levers)
 
 
 def _any_point(config: StudyConfig) -> Params | None:

@@ -270,7 +270,7 @@ class TrialScheduler:
         return None if num_trials is None else num_trials - self._num_reserved
 
     def _exhausted(self) -> TrialExhausted:
-        kept = f"; {self._num_reserved} reserved for performance settings" if self._num_reserved else ""
+        kept = f"; {self._num_reserved} reserved for settings and confirmation" if self._num_reserved else ""
         return TrialExhausted(f"budget of {count(self._limits.n_trials or 0, 'trial')} used{kept}")
 
     def _give_back(self, future: Future[Trial], identity: str) -> None:

@@ -232,7 +232,7 @@ class StudySession:
         return trial
 
     def begin_search(self, plan: StudyPlan) -> None:
-        """Write by which strategy the study is searched, and for how many trials at most."""
+        """Write by which strategy the study is searched."""
         record = self._require_record()
         self._limits.num_slots = plan.num_slots
         earlier = record.search()
@@ -241,7 +241,6 @@ class StudySession:
         self._search = replace(
             earlier,
             strategy=plan.strategy,
-            max_trials=plan.max_trials,
             num_slots=plan.num_slots,
             cluster=self.config.cluster_name,
             begun_s=time.time(),
@@ -252,11 +251,16 @@ class StudySession:
         )
         record.keep_search(self._search)
 
-    def search_by(self, name: str, strategy: TuningStrategy) -> None:
-        """Continue by another strategy, and for its number of trials."""
-        self.config = replace(self.config, strategy_name=name, strategy=strategy)
-        self._search = replace(self._search, strategy=name, max_trials=self.config.max_trials)
+    def bound(self, max_trials: int | None) -> None:
+        """Take in how many trials there are at most, now that the user's own command has shown what is searched."""
+        self.study.max_trials = max_trials
+        self._search = replace(self._search, max_trials=max_trials)
         self._require_record().keep_search(self._search)
+
+    def search_by(self, name: str, strategy: TuningStrategy) -> None:
+        """Continue by another strategy."""
+        self.config = replace(self.config, strategy_name=name, strategy=strategy)
+        self._search = replace(self._search, strategy=name)
 
     def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
         """Write why the study stops, what its strategy has found, and what it comes to."""
@@ -320,6 +324,8 @@ class StudySession:
         self._interruption.check()
         self._wait_while_paused()
         keeps = run.rerun_of is None
+        if not (run.is_baseline and keeps):
+            self._limits.check_number()
         self._limits.check(keeps=keeps)
         record = self._require_record()
         started, job = self._orphans.pop(run)

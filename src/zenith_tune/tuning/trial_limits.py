@@ -12,7 +12,7 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.study.verdict import spent_s
 from zenith_tune.tuning.config import StudyConfig
-from zenith_tune.units import format_seconds
+from zenith_tune.units import count, format_seconds
 
 CONFIRMING = 1.2
 """How many times as long as at first the runs that confirm a gain are taken to last, where a budget must hold them."""
@@ -52,6 +52,12 @@ class TrialLimits:
         timeouts = self.config.timeouts
         limits = (timeouts.fixed_s if is_baseline else timeouts.limit_s(self._study), self._left_s(keeps=keeps))
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def check_number(self) -> None:
+        """Raise TrialExhausted where the budget holds no further trial, whatever it is for."""
+        num_trials = self.config.limits.n_trials
+        if num_trials is not None and self._study.num_counted >= num_trials:
+            raise TrialExhausted(f"budget of {count(num_trials, 'trial')} used")
 
     def check(self, *, keeps: bool) -> None:
         """Raise TrialExhausted where the budget leaves no time for a trial."""

@@ -160,7 +160,7 @@ def test_neither_ssh_nor_pdsh_is_needed(tmp_path: Path) -> None:
 def test_a_resumed_study_runs_nothing_again(tmp_path: Path) -> None:
     write_config(tmp_path, CONFIG)
     first = tune(tmp_path, TIGHT)
-    first.optimize(n_trials=3)
+    first.optimize(n_trials=4)  # three of them to search
     second = tune(tmp_path, TIGHT, resume=True)
     assert second.optimize()[1] == {"stage": 1, "mbs": 8}
     assert len(outcomes(first)) == 3 and not set(outcomes(first)) & set(outcomes(second))

@@ -170,6 +170,8 @@ def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after:
     if live is None or (isinstance(before, PlanSubject) and _is_same(before, after)):
         return []
     if isinstance(after, UsageError):
+        if live.gpu is None:  # there is nothing to plan a layout for
+            return []
         return [f"layouts are not planned, also after your own command has run: {after}"]
     model, job = after.model, after.job
     part = "" if live.is_whole else f", {format_params(live.num_trained)} of them trained"

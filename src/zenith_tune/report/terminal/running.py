@@ -78,7 +78,7 @@ class RunningTrials(StudyListener):
     def study_started(self, plan: StudyPlan) -> None:
         self.labels |= plan.labels
         bounds = {"num_slots": plan.num_slots, "num_gpus": plan.num_gpus}
-        self.begin(plan.study, StudyPace(max_trials=plan.max_trials, budget=plan.budget, **bounds), plan.first_state)
+        self.begin(plan.study, StudyPace(budget=plan.budget, **bounds), plan.first_state)
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         self.labels[number] = label
