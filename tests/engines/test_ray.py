@@ -19,7 +19,7 @@ import pytest
 
 from tests.mentions import mentions
 from tests.requirements import need_module
-from tests.started_processes import marked_processes, start_process
+from tests.started_processes import marked_processes, start_process, wait_until
 from tests.study_tools import Witness, tune
 from tests.tuning.injected_faults import injected_fault
 from zenith_tune import Outcome
@@ -98,9 +98,9 @@ def test_a_gang_spans_both_nodes_and_knows_its_ranks(ray_nodes: TwoNodes, tmp_pa
     command = "echo $NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT on $CUDA_VISIBLE_DEVICES"
     job = ray_nodes.run(tmp_path / "trial", command, Resources(nodes=2, gpus_per_node=8), states)
     result = job.wait()
+    assert (result.end, result.exit_code) == (End.EXITED, 0), result
     first, second = sorted(job.log_path.read_text().splitlines(), key=lambda line: line.startswith("["))
     other = result.place.split(",")[1]
-    assert (result.end, result.exit_code) == (End.EXITED, 0)
     assert first.startswith("0 of 2 at ") and first.endswith(" on 0,1,2,3,4,5,6,7")
     assert second == f"[{other}] 1{first[1:]}", "the same place to meet, and all GPUs of another node"
     assert len(set(result.place.split(","))) == 2
@@ -285,3 +285,45 @@ def test_without_ray_the_extra_is_named() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
     assert "pip install 'zenith-tune[ray]'" in ran.stdout, ran.stderr
+
+
+MAIN = (sys.executable, "-m", "zenith_tune.cli.main")
+HEAD_TO_KILL = """
+import sys
+from pathlib import Path
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 80 << 20} | HEAD)
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.head_node.kill_gcs_server()
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_cluster_whose_head_is_gone_stops_the_study_which_keeps_its_results(tmp_path: Path) -> None:
+    need_module("engines", "ray")
+    head = start_process(
+        [sys.executable, "-c", HEAD_TO_KILL.replace("| HEAD", f"| {HEAD!r}")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert head.stdin is not None and head.stdout is not None
+    address = head.stdout.readline().strip()
+    (tmp_path / "t.sh").write_text(f"echo value: $1; echo $1 >> {tmp_path}/runs; [ $1 = 1 ] || sleep 300\n")
+    space = ["--space", "x=1,2", "--objective", r"value: (\S+)", "--strategy", "grid", "--no-baseline"]
+    place = ["--ray-address", address, "--output-dir", str(tmp_path / "out"), "--study-name", "s"]
+    tuner = start_process(
+        [*MAIN, "optimize", *place, *space, "--", "bash", f"{tmp_path}/t.sh", "{x}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: (tmp_path / "runs").exists() and "2" in (tmp_path / "runs").read_text())
+    head.stdin.write("kill\n")
+    head.stdin.flush()
+    _, stderr = tuner.communicate(timeout=300)
+    assert tuner.returncode == 1 and mentions(stderr, address, "does not answer", "--resume"), stderr
+    assert (tmp_path / "out/s/study.json").is_file()
+    head.stdin.write("end\n")
+    head.stdin.flush()
+    head.wait(timeout=60)

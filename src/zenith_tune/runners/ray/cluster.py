@@ -8,17 +8,20 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import SystemFaultError, UsageError
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.study.resources import Resources
 
 _CONNECT_S = 10.0
+_LOOK_S, _LOST_S = 2.0, 15.0
+"""How often the head is looked for, and after how long without it a study stops: after 60 s Ray ends the process."""
 _ADDRESS = re.compile(
     r"auto|local|(?:[\w.-]+|\[[0-9a-fA-F:.%]+\]):([0-9]{1,5})|ray://[^\s:/]\S*|(?!ray:)[\w+.-]+://\S+"
 )
@@ -45,6 +48,9 @@ class RayCluster:
         self._ray: Any = None
         self._is_own = False
         self._connecting = threading.Lock()
+        self._head: tuple[str, int] | None = None
+        """Where the head listens; None where it cannot be reached from here, as behind ray://."""
+        self._looked_s = self._answered_s = time.monotonic()
 
     @property
     def ray(self) -> Any:
@@ -55,10 +61,27 @@ class RayCluster:
             return self._ray
 
     def close(self) -> None:
-        """End the connection, if it was made here."""
-        if self._ray is not None and self._is_own:
+        """End the connection, if it was made here; to a head that is gone Ray would wait for it."""
+        if self._ray is not None and self._is_own and not self.is_lost:
             self._ray.shutdown()
         self._ray, self._is_own = None, False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the head has not answered for so long that the study stops."""
+        return self._looked_s - self._answered_s > _LOST_S
+
+    def check_head(self) -> None:
+        """Stop the study, in one line, where the head is gone: Ray ends a process that waits for it without a word."""
+        now = time.monotonic()
+        if self._head is None or now - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now
+        if _listens(*self._head):
+            self._answered_s = now
+        elif self.is_lost:
+            problem = f"the head of the Ray cluster at {self._head[0]}:{self._head[1]} does not answer"
+            raise SystemFaultError(f"{problem}: start it and continue with --resume; no finished trial is lost")
 
     def nodes(self) -> list[RayNode]:
         """Return every node that is or was part of the cluster."""
@@ -122,6 +145,10 @@ class RayCluster:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         self._is_own = True
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._head = (
+            (host.strip("[]"), int(port)) if port.isdecimal() and _listens(host.strip("[]"), int(port)) else None
+        )
         # Standard output is the study's: Ray must not report there what happens to its nodes, which trials report.
         printing: Any = importlib.import_module("ray._private.worker")
         if hasattr(printing, "print_to_stdstream"):
@@ -142,6 +169,14 @@ class RayCluster:
         reported = why.splitlines()[0].partition(". ")[0][:200]
         problem = f"runner ray must reach a Ray cluster at {self._address!r}, but: {reported}"
         return UsageError(problem, hint="start one by `ray start --head`, or give --ray-address HOST:6379")
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_LOOK_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def check_address(address: str) -> None:

@@ -48,6 +48,7 @@ class RayJob(Job):
 
     def look(self) -> JobResult | None:
         if not self._done.is_set():
+            self._cluster.check_head()
             return None
         if self._error is None:
             return self._outcome
@@ -63,7 +64,9 @@ class RayJob(Job):
 
     def kill(self, end: End) -> JobResult:
         self._asked = end
-        self._done.wait()
+        while not self._done.wait(_LOOK_S):
+            if self._cluster.is_lost:
+                return JobResult(end=end, exit_code=None, duration_s=self.ran_s())
         assert self._outcome is not None
         return self._outcome
 
