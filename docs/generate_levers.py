@@ -112,11 +112,13 @@ def _package(lever: LeverDeclaration[Any]) -> str:
 
 
 def _options(lever: MegatronLever) -> str:
-    return ", ".join(_option(option, value) for option, value in lever.sets.items())
+    given = [_option(name, value) for name, value in lever.sets.items() if value is not None]
+    removed = [f"`{name}`" for name, value in lever.sets.items() if value is None]
+    return ", ".join([*given, *([f"without {', '.join(removed)}"] if removed else [])])
 
 
 def _option(option: str, value: object) -> str:
-    return f"without `{option}`" if value is None else f"`{option}`" if value is True else f"`{option} {value}`"
+    return f"`{option}`" if value is True else f"`{option} {value}`"
 
 
 def _keys(lever: DeepSpeedLever) -> str:
