@@ -87,6 +87,7 @@ def kind_of(run: MeasuredRun, shares: FloatArray) -> str:
 def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
     """Predict every source from the others of its framework's family, or from Megatron's where these are too few."""
     found: list[LeftOut] = []
+    fallbacks: dict[str, tuple[TimeCalibration, TimeCalibration]] = {}
     by_family = {family.name: (family, members) for family, members in families_of(runs) if family.fitted}
     for family, members in by_family.values():
         fit = fit_of(family, members)
@@ -96,7 +97,12 @@ def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
             others = [run for run in members if run.author != author]
             num_places = len({run.landscape for run in others})
             if num_places < LEAST_LANDSCAPES:
-                found += _in_place(own, by_family[FALLBACK]) if FALLBACK in by_family else ()
+                if FALLBACK in by_family:
+                    fallback, runs_of_it = by_family[FALLBACK]
+                    rest = [run for run in runs_of_it if run.author != author]
+                    key = author if len(rest) < len(runs_of_it) else ""
+                    fallbacks[key] = fallbacks.get(key) or _fitted(fallback, rest)
+                    found += _in_place(own, fallback, *fallbacks[key])
                 continue
             mine = np.array([run.author == author for run in members])
             errors = errors or held_out_steps(fit)
@@ -106,19 +112,22 @@ def leave_sources_out(runs: list[MeasuredRun]) -> list[LeftOut]:
     return found
 
 
-def _in_place(own: list[MeasuredRun], fallback: tuple[TimeFamily, list[MeasuredRun]]) -> Iterator[LeftOut]:
+def _fitted(family: TimeFamily, runs: list[MeasuredRun]) -> tuple[TimeCalibration, TimeCalibration]:
+    """Return the calibration fitted to runs, and its errors on landscapes left out."""
+    fit = fit_of(family, runs)
+    return fit.calibration(fit.fit()), step_errors(held_out_steps(fit), len({run.landscape for run in runs}))
+
+
+def _in_place(
+    own: list[MeasuredRun], family: TimeFamily, calibration: TimeCalibration, errors: TimeCalibration
+) -> Iterator[LeftOut]:
     """Yield the runs of an author by framework, predicted with the coefficients of another framework."""
-    author, (family, known) = own[0].author, fallback
-    others = [run for run in known if run.author != author]
-    fit = fit_of(family, others)
-    calibration = fit.calibration(fit.fit())
-    errors = step_errors(held_out_steps(fit), len({run.landscape for run in others}))
     for name in sorted({run.framework for run in own}):
         mine = [run for run in own if run.framework == name]
         same = replace(family, frameworks=(name,), by_release=())
         as_is = TimeFit(same, RunTable.of(mine, load_framework(name)), load_framework(name), start=calibration)
         held = HeldOutSteps.of_estimate(as_is, as_is.estimate(as_is.start))
-        yield LeftOut(author=author, framework=name, runs=mine, held=held, errors=errors)
+        yield LeftOut(author=own[0].author, framework=name, runs=mine, held=held, errors=errors)
 
 
 def fit_of(family: TimeFamily, runs: list[MeasuredRun]) -> TimeFit:

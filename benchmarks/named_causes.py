@@ -32,8 +32,9 @@ from zenith_tune.calibrate.holdout import families_of
 from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.published_runs import PublishedRun
+from zenith_tune.describe.cluster_spec import precision_class
 from zenith_tune.doctor.speed_gap import CAUSES, Calibrations, GapCause, Settings, settings_of, split_gap
-from zenith_tune.estimates.calibration import Calibration, precision_class
+from zenith_tune.estimates.calibration import Calibration
 
 LEFT_OUT = ("model", "machine")
 """Causes that are no choice of a run on given machines."""

@@ -49,9 +49,10 @@ from zenith_tune.calibrate.memory_fit import MEASURED_ON, layout_columns
 from zenith_tune.calibrate.memory_fit import usable as states_memory
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, run_cluster, unusable
+from zenith_tune.describe.cluster_spec import precision_class
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.estimates.calibration import MemoryCoefficients, precision_class
+from zenith_tune.estimates.calibration import MemoryCoefficients
 
 FOLDER = Path(__file__).parent / "planner_adapters"
 ADAPTERS = {

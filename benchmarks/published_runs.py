@@ -20,10 +20,10 @@ from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_rows
 from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.calibrate.published_runs import PublishedRun
 from zenith_tune.calibrate.time_fit import run_cluster, unusable, with_default_batch
+from zenith_tune.describe.cluster_spec import precision_class
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import LatentAttention, ModelSpec
-from zenith_tune.estimates.calibration import precision_class
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.layout_batch import layout_at
 

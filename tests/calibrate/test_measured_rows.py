@@ -66,6 +66,80 @@ def test_a_row_that_its_source_doubts_is_not_used(tmp_path: Path, word: str) -> 
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"model": "Llama3-70B SFT"},
+        {"notes": "SFT Performance; mock data"},
+        {"notes": "Fine-Tuning (LoRA) Performance; LBS=2"},
+        {"notes": "item peft/H100; mean of last 10 steps"},
+        {"notes": "full-parameter SFT, 8K context"},
+    ],
+)
+def test_a_run_of_fine_tuning_is_not_read_as_pretraining(tmp_path: Path, row: dict[str, str]) -> None:
+    (run,) = read(tmp_path, LLAMA | {"step_time_s": "6.5"} | row)
+    assert unusable(run) == "fine-tuning"
+
+
+def test_latent_attention_is_not_taken_for_an_adapter(tmp_path: Path) -> None:
+    (run,) = read(
+        tmp_path, LLAMA | {"step_time_s": "6.5", "notes": "q_lora=1536; kv_lora=512; qk_nope=128; qk_rope=64"}
+    )
+    assert unusable(run) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "name"),
+    [
+        ("H100", "80", "h100"),
+        ("H100", "96", "h100-96"),
+        ("H100", "", "h100"),
+        ("A100", "40", "a100-40"),
+        ("A100", "", "a100-80"),
+        ("V100", "32", "v100-32"),
+        ("H200", "141", "h200"),
+        ("B200", "192", "b200"),
+        ("TPU", "16", "tpu"),
+    ],
+)
+def test_a_gpu_is_told_by_its_memory_where_there_are_several(tmp_path: Path, gpu: str, memory: str, name: str) -> None:
+    (run,) = read(tmp_path, LLAMA | {"gpu": gpu, "gpu_mem_gib": memory})
+    assert run.gpu == name
+
+
+@pytest.mark.parametrize(
+    ("row", "release"),
+    [
+        ({"framework": "Megatron-Bridge (NeMo container 26.06.01)"}, 2026 + 5 / 12),
+        ({"framework": "Megatron-Core v0.16", "source_url": "https://arxiv.org/abs/2603.07685"}, 2026 + 2 / 12),
+        ({"framework": "NeMo 25.02", "source_url": "https://arxiv.org/abs/2603.07685"}, 2025 + 1 / 12),
+        ({"framework": "Megatron-LM"}, 2025.5),
+    ],
+)
+def test_a_release_is_the_month_of_the_container_or_of_the_paper(
+    tmp_path: Path, row: dict[str, str], release: float
+) -> None:
+    (run,) = read(tmp_path, LLAMA | row)
+    assert run.release == pytest.approx(release)
+
+
+@pytest.mark.parametrize(
+    ("row", "layout"),
+    [
+        ({"notes": "schedule 1F1B"}, {"vp": 1, "mbs": 4, "zero": 1}),
+        ({"notes": "schedule Interleaved 1F1B"}, {"vp": 2, "mbs": 2, "zero": 1}),
+        ({"mbs": "1"}, {"vp": 1, "mbs": 1, "zero": 1}),
+        ({"pp": "1", "mbs": "1"}, {"mbs": 1, "zero": 3}),
+    ],
+)
+def test_a_pipeline_of_torchtitan_has_its_defaults_where_a_row_is_silent(
+    tmp_path: Path, row: dict[str, str], layout: dict[str, int]
+) -> None:
+    titan = {"framework": "torchtitan", "n_gpus": "512", "tp": "8", "pp": "8", "mbs": "", "gbs": "256"}
+    (run,) = read(tmp_path, LLAMA | titan | {"zero_stage_or_fsdp": "FSDP2"} | row)
+    assert {name: run.layout[name] for name in layout} == layout
+
+
+@pytest.mark.parametrize(
     ("row", "framework"),
     [
         ({"framework": "Megatron-LM"}, "megatron"),

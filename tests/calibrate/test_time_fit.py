@@ -7,10 +7,12 @@ import pytest
 
 from tests.calibrate.made_runs import LARGE, a_run, layouts, made_runs, timed
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.time_family import TimeFamily, family_of
+from zenith_tune.calibrate.time_family import Recipes, TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit
 from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients
+from zenith_tune.estimates.workload import FloatArray
 
 MEGATRON = load_framework("megatron")
 TRUTH = TimeCoefficients(gemm_efficiency=0.6, fast_efficiency=0.45, slow_efficiency=0.8, hidden_passes=50.0)
@@ -21,6 +23,11 @@ FAMILY = TimeFamily(name="megatron", frameworks=("megatron",), fitted=FITTED)
 def fit(runs: list[MeasuredRun], family: TimeFamily = FAMILY, start: TimeCalibration | None = None) -> TimeCalibration:
     time_fit = TimeFit(family, RunTable.of(runs, MEGATRON), MEGATRON, start=start)
     return time_fit.calibration(time_fit.fit())
+
+
+def predicted_s(runs: list[MeasuredRun], start: TimeCalibration) -> FloatArray:
+    time_fit = TimeFit(family_of("megatron"), RunTable.of(runs, MEGATRON), MEGATRON, start=start)
+    return time_fit.predict(time_fit.start)
 
 
 def test_the_coefficients_that_made_the_runs_are_found() -> None:
@@ -51,6 +58,25 @@ def test_a_trend_over_releases_is_found() -> None:
     found = fit(runs, replace(FAMILY, by_release=("gemm_efficiency",)))
     assert found.trends["gemm_efficiency"] == pytest.approx(0.1, abs=0.01)
     assert found.coefficients.gemm_efficiency == pytest.approx(0.6, rel=0.03)
+
+
+def test_recipes_of_a_release_say_nothing_of_jobs_without_their_settings() -> None:
+    recipes = Recipes(since=2026.4, gpus=("h100",), precision="mxfp8", coefficients=("expert_efficiency",))
+    family = replace(FAMILY, fitted={**FITTED, "expert_efficiency": 20.0}, recipes=(recipes,))
+    slow, fast = (replace(TRUTH, expert_efficiency=share) for share in (0.4, 0.8))
+    model, sizes = load_model("mixtral-8x7b"), (8, 16, 32, 64)
+    runs = [a_run(model, "h100", size, layout | {"ep": 8}) for size in sizes for layout in layouts(size)]
+    runs = [replace(run, precision="mxfp8") for run in runs if int(run.layout["dp"]) % 8 == 0]
+    old, new = (
+        timed([replace(run, release=year) for run in runs], truth) for year, truth in ((2026.0, slow), (2026.5, fast))
+    )
+    without = replace(family, recipes=())
+    alone, both, mixed = (
+        fit(made, each) for made, each in ((old, without), ([*old, *new], family), ([*old, *new], without))
+    )
+    old_s, found_s, mixed_s = (predicted_s(old, each) for each in (alone, both, mixed))
+    assert found_s == pytest.approx(old_s, rel=0.01)
+    assert (mixed_s < 0.95 * old_s).all()
 
 
 def test_a_start_is_refined_and_what_the_runs_do_not_say_is_kept() -> None:

@@ -51,6 +51,12 @@ def test_low_precisions_are_dense_rates() -> None:
     assert gpu_spec("a100-80").fp8_flops == 0
 
 
+@pytest.mark.parametrize("precision", ["fp8", "FP8-CS", "FP8-MX", "float8", "float8 rowwise", "fp8 current scaling"])
+def test_eight_bits_run_at_their_rate_whatever_they_are_called(precision: str) -> None:
+    assert gpu_spec("h100").matrix_flops(precision) == gpu_spec("h100").fp8_flops
+    assert gpu_spec("a100-80").matrix_flops(precision) == gpu_spec("a100-80").bf16_flops, "it has no such unit"
+
+
 @pytest.mark.parametrize("name", known_gpus())
 def test_every_gpu_of_the_catalog_is_whole(name: str) -> None:
     gpu, fields = gpu_spec(name), node_fields(name)
@@ -74,6 +80,7 @@ def test_every_gpu_of_the_catalog_is_whole(name: str) -> None:
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H100 96GB HBM2e", "h100-96"),
         ("NVIDIA H200", "h200"),
         ("NVIDIA B200", "b200"),
         ("NVIDIA B300 SXM6 AC", "b300"),

@@ -120,7 +120,7 @@ def test_plain_data_parallelism_that_does_not_fit_is_sharded_and_not_given_more_
     found = diagnose(run_of("mbs4", cluster=cluster, gbs=256, seq_len=2048, framework="hf-accelerate"))
     (sharding,) = (remedy for remedy in found.remedies if remedy.name == "sharding")
     assert sharding.fits and sharding.planned is not None and sharding.planned.layout.zero == 3
-    assert sharding.planned.memory_bytes < 79.1 * GIB and sharding.cost is not None and sharding.cost > -0.1
+    assert sharding.planned.memory_bytes < 79.1 * GIB and sharding.cost is not None and sharding.cost > -0.15
     (line,) = (line for line in diagnosis_lines(found) if "sharding" in line)
     assert line.startswith("  fits") and "FSDP or ZeRO-3" in line and "zero 0 -> 3" in line
 

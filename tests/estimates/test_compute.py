@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.estimates.time_cases import GPT3, IDEAL, case
+from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimates.compute import attention_time, head_time, layer_time
+from zenith_tune.estimates.workload import Workload
 
 B, S, H, L, V = 4, 2048, 12288, 96, 51200
 
@@ -60,6 +62,19 @@ def test_sequence_parallelism_splits_the_norms_and_nothing_else() -> None:
     whole, split = layer_time(at.workload, at.machine, at.layouts, real).dense_s
     norms = B * S * H * 30 / at.machine.memory_bytes_per_s
     assert whole - split == pytest.approx(norms * 7 / 8)
+
+
+@pytest.mark.parametrize(("precision", "cast"), [("fp8", 4), ("float8 rowwise", 6), ("mxfp8", 4)])
+def test_eight_bits_cost_casts_of_inputs_and_of_gradients(precision: str, cast: int) -> None:
+    # A Llama-3 8B layer with tensor parallelism over 2: the inputs of qkv and fc1 and the gradients of o and fc2 are of
+    # the hidden size, with sequence parallelism on half of the tokens; the other ends of these products are split.
+    real = replace(IDEAL, memory_efficiency=1.0)
+    at = case(load_model("llama3-8b"), "h100x8", mbs=B, tp=2, sequence_parallel=True)
+    job = JobSpec(seq_len=S, framework=at.framework, precision=precision)
+    narrow = Workload.of(load_model("llama3-8b"), job)
+    seconds, free = (layer_time(each, at.machine, at.layouts, real).dense_s[0] for each in (narrow, at.workload))
+    numbers = B * S / 2 * (4 * 4096 + 4096 + 2 * 1024 + 4096 + 3 * 14336)
+    assert seconds - free == pytest.approx(numbers * cast / at.machine.memory_bytes_per_s)
 
 
 def test_queries_and_keys_are_passed_over_by_their_own_widths() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients, precision_class
+from zenith_tune.describe.cluster_spec import precision_class
+from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients
 
 KNOWN = TimeCalibration(
     coefficients=TimeCoefficients(gemm_efficiency=0.5, expert_passes=40.0),

@@ -19,10 +19,11 @@ def test_gpu_hours_are_near_those_of_llama_3_405b() -> None:
     """Compare with 30.84 million GPU-hours for 15.6T tokens (model card of Llama 3.1), restarts included.
 
     Their MFU was 41% (Llama Team 2024, arXiv 2407.21783, table 4: 16,384 GPUs), and the planner finds better layouts.
+    More than 90% of the time was training (section 3.3.4).
     """
     cost = zenith_tune.plan("llama3-405b", "h100x16384", gbs=2048, seq=8192, top=1).cost("15.6T")
     assert cost is not None and 0.7 < cost.gpu_hours / 30.84e6 < 1.0
-    assert cost.interval_s[1] * 16_384 / 3600 > 30.84e6
+    assert cost.interval_s[1] * 16_384 / 3600 > 0.9 * 30.84e6
 
 
 def test_a_cost_is_the_arithmetic_of_the_best_layout(plan: Plan) -> None:

@@ -40,9 +40,9 @@ def test_the_best_ties_with_the_fastest_of_all_that_fit(model: str, cluster: str
 
 def test_of_layouts_that_tie_the_simplest_is_listed_first() -> None:
     at = planner("llama3-70b", "gb200x72")
-    plan = at.plan(576)
+    plan = at.plan(1152)
     best = plan.best[0]
-    layouts = everything(at, 576)
+    layouts = everything(at, 1152)
     found = at.estimate(layouts)
     fastest = int(np.argmin(np.where(found.oom_probability < RISK, found.expected_s, np.inf)))
     assert layouts.vp[fastest] > 4 >= best.layout.vp, "the premise: many chunks are a little faster"
@@ -51,7 +51,7 @@ def test_of_layouts_that_tie_the_simplest_is_listed_first() -> None:
 
 @pytest.mark.parametrize(
     ("model", "cluster", "gbs"),
-    [("llama3-70b", "gb200x72", 576), ("llama3-70b", "h100x128", 512), ("mixtral-8x7b", "h100x64", 256)],
+    [("llama3-70b", "gb200x72", 1152), ("llama3-405b", "h100x512", 512), ("mixtral-8x7b", "h100x64", 256)],
 )
 def test_of_layouts_that_are_said_to_tie_none_is_simpler_than_the_first(model: str, cluster: str, gbs: int) -> None:
     plan = planner(model, cluster).plan(gbs)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from zenith_tune.calibrate.measured_run import MeasuredRun, figure, measured_model, number, recompute_kind
+from zenith_tune.describe.cluster_spec import precision_class
 from zenith_tune.describe.framework_spec import titan_framework
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_spec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimates.calibration import precision_class
 from zenith_tune.estimates.model_flops import forward_flops_per_token
 from zenith_tune.layouts.layout_batch import RECOMPUTE_UNIFORM
 from zenith_tune.study.files import read_regular
@@ -162,9 +162,14 @@ def _framework(row: Mapping[str, str]) -> str:
 
 
 def _release(row: Mapping[str, str]) -> float | None:
-    """Return the release of NVIDIA's containers and recipes, which are named after their month, or else the year."""
-    if match := re.search(r"\b(2[3-9])\.(0[1-9]|1[0-2])\b", row["framework"]):
-        return 2000 + int(match[1]) + (int(match[2]) - 1) / 12
+    """Return the month that NVIDIA's containers are named after, or else that of the paper, or else the year."""
+    names = (
+        (r"\b(2[3-9])\.(0[1-9]|1[0-2])\b", row["framework"]),
+        (r"arxiv.org/abs/(\d\d)(\d\d)\.", row.get("source_url", "")),
+    )
+    for name, text in names:
+        if match := re.search(name, text):
+            return 2000 + int(match[1]) + (int(match[2]) - 1) / 12
     year = number(row, "year")
     return year + 0.5 if year is not None and year in YEARS else None
 
@@ -172,9 +177,7 @@ def _release(row: Mapping[str, str]) -> float | None:
 def _gpu(row: Mapping[str, str]) -> str:
     gpu = row["gpu"].split(" ")[0].lower()
     memory = _float(row, "gpu_mem_gib")
-    if gpu in ("a100", "v100") and memory:
-        return f"{gpu}-{round(memory)}"
-    return {"a100": "a100-80", "v100": "v100-32"}.get(gpu, gpu)
+    return (find_gpu(f"{gpu}-{round(memory)}") if memory else None) or find_gpu(gpu) or gpu
 
 
 def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | None) -> dict[str, int | bool]:
@@ -188,6 +191,8 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
     if row["framework"].endswith("MCore") and "ep" in layout:
         layout.setdefault("etp", layout.get("tp", 1))  # without folding, experts are split by tp too
     layout["zero"] = _zero(row.get("zero_stage_or_fsdp", ""), row)
+    if "torchtitan" in row["framework"] and layout.get("pp", 1) > 1:
+        layout |= _titan_pipeline(layout, row)
     recompute, layers = _recompute(row)
     layout |= {"recompute": recompute, "recompute_layers": layers}
     year = number(row, "year") or FLASH_YEAR
@@ -196,6 +201,18 @@ def _layout(row: Mapping[str, str], notes: Mapping[str, str], num_gpus: int | No
     stated = row.get("seq_parallel", "").strip().lower()
     layout["sequence_parallel"] = stated in YES if stated in YES | NO else year >= FLASH_YEAR
     return layout
+
+
+def _titan_pipeline(layout: Mapping[str, int | bool], row: Mapping[str, str]) -> dict[str, int | bool]:
+    """Return what torchtitan does in a pipeline unless a row states otherwise.
+
+    A rank has two stages in a schedule of several, there are as many micro-batches as stages, and weights stay gathered
+    (torchtitan 68064737 of 2025, parallelisms/pipelining_utils.py and parallelize_llama.py).
+    """
+    vp = layout.get("vp", 2 if "interleaved" in row.get("notes", "").lower() else 1)
+    samples, stages = layout.get("gbs", 0) // layout.get("dp", 1), layout["pp"] * vp
+    mbs = layout.get("mbs", 0 if samples % stages else samples // stages)
+    return {"zero": 1, "vp": vp} | ({"mbs": mbs} if mbs else {})
 
 
 def _zero(text: str, row: Mapping[str, str]) -> int:

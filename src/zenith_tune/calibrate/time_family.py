@@ -11,6 +11,21 @@ EFFICIENCY, PASSES, TRAFFIC, LAUNCH = 0.25, 0.2, 0.4, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recipes:
+    """Settings that a framework's own recipes for models with experts on some GPUs have from a release on."""
+
+    since: float
+    """The release, as a year."""
+    gpus: tuple[str, ...]
+    precision: str
+    """One of the kinds of `precision_class`."""
+    coefficients: tuple[str, ...]
+    """What the settings change."""
+    prior: float = 0.6
+    """Prior standard deviation of the logarithm of each change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeFamily:
     """Frameworks that are fitted together."""
 
@@ -25,6 +40,8 @@ class TimeFamily:
     """Coefficients that may differ by GPU."""
     by_release: tuple[str, ...] = ()
     """Coefficients that may change with the framework's releases."""
+    recipes: tuple[Recipes, ...] = ()
+    """Recipes whose runs say nothing of jobs without their settings."""
     by_source: tuple[str, ...] = ()
     """Coefficients of which each of several sources has its own level: those of the family are the mean of them."""
     pools: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -76,6 +93,21 @@ BLACKWELL = (
     ("grace", ("gb200", "gb300")),
 )
 """One architecture, its larger chip, and its boards with an integrated host."""
+RECIPES_26_06 = Recipes(
+    since=2026 + 5 / 12,
+    gpus=("gb200", "gb300"),
+    precision="mxfp8",
+    coefficients=(
+        "attention_efficiency",
+        "layer_launch_s",
+        "expert_launch_s",
+        "expert_efficiency",
+        "expert_passes",
+        "expert_exposed",
+    ),
+)
+"""Megatron-Bridge's from 26.06 on: CUDA graphs of a whole step, fused grouped products, fp8 attention and overlapped
+exchanges (NVIDIA-NeMo/Megatron-Bridge, pull requests 3983, 4226 and 4249 of June 2026)."""
 
 FAMILIES = (
     TimeFamily(
@@ -86,6 +118,7 @@ FAMILIES = (
         pools=BLACKWELL,
         gpu_prior=0.15,
         by_release=("gemm_efficiency", "expert_efficiency", "expert_passes", "expert_launch_s"),
+        recipes=(RECIPES_26_06,),
     ),
     TimeFamily(
         name="megatron-legacy",
@@ -139,6 +172,10 @@ FAMILIES = (
         name="fsdp",
         frameworks=("fsdp", "torchtitan", "torchtitan-compiled"),
         alike=("torchtitan-compiled",),
+        # Their attention is PyTorch's, FlashAttention-2, as in nanotron and llm-foundry, whose runs on H100 fit to 0.14
+        # and 0.16 (calibrate/defaults). Tensor parallelism sends between the products, unless it is asynchronous
+        # (torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md).
+        start=TimeCoefficients(attention_efficiency=0.15, tensor_exposed=1.0),
         fitted=DENSE | TENSOR | EXPERTS | {"layer_launch_s": LAUNCH},
         by_gpu=("gemm_efficiency",),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -10,19 +11,19 @@ import numpy.typing as npt
 
 from zenith_tune.calibrate.measured_run import MeasuredRun, probed_ranks, stack_layouts
 from zenith_tune.calibrate.robust_fit import robust_fit
-from zenith_tune.calibrate.time_family import TimeFamily
-from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.calibrate.time_family import Recipes, TimeFamily
+from zenith_tune.describe.cluster_spec import ClusterSpec, precision_class
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, node_fields
 from zenith_tune.describe.job_spec import JobSpec
-from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients, precision_class
+from zenith_tune.estimates.calibration import TimeCalibration, TimeCoefficients
 from zenith_tune.estimates.memory_risk import slowdown
 from zenith_tune.estimates.time import TimeEstimate, estimate_time, stage_time
 from zenith_tune.estimates.workload import FloatArray, Machine, Workload
 from zenith_tune.layouts.layout_batch import LayoutBatch
 
-OTHER_JOBS = ("sft", "lora", "peft", "finetun")
-"""Parts of the names of fine-tuning runs."""
+FINE_TUNING = re.compile(r"\b(sft|lora|peft|fine-?tun)", re.IGNORECASE)
+"""Start of a word in the name or the notes of a fine-tuning run, whose samples or trained weights are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def unusable(run: MeasuredRun) -> str | None:
         return "shape of the model not stated"
     if not run.num_gpus or not run.seq_len:
         return "number of GPUs or sequence length not stated"
-    if any(part in run.model_name.lower() for part in OTHER_JOBS) or "SFT Performance" in run.notes:
+    if any(FINE_TUNING.search(text) for text in (run.model_name, *run.notes)):
         return "fine-tuning"
     if run.framework == "jax":
         return "a framework that is not modelled"
@@ -113,7 +114,7 @@ def with_default_batch(run: MeasuredRun) -> MeasuredRun:
 
 RELEASE = 2026.0
 """The release, as a year, at which trends are zero."""
-SOURCE = "source:"
+SOURCE, RECIPES = "source:", "recipes"
 SCALE = 0.08
 """Logarithmic error beyond which errors count by their size only: some rows state wrong settings."""
 
@@ -190,7 +191,7 @@ class TimeFit:
         factors: dict[str, dict[str, float]] = defaultdict(dict, kept)
         trends = dict(self.origin.trends)
         for factor, value in zip(self.factors, theta[len(self.names) :], strict=True):
-            if factor.kind.startswith(SOURCE):  # no machine but its own has the level of a source
+            if factor.kind == RECIPES or factor.kind.startswith(SOURCE):  # no job but their own has these
                 continue
             if factor.kind == "release":
                 trends[factor.coefficient] = float(value)
@@ -238,11 +239,15 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
             found.append(Factor(kind, name, share, family.gpu_prior, start))
     for precision in sorted({precision_class(run.precision) for run in runs} - {"bf16"}):
         share = np.array([precision_class(run.precision) == precision for run in runs]) * 1.0
-        found.append(_gemm_factor(f"precision:{precision}", share, prior, origin))
+        names = ("gemm_efficiency", *({"expert_efficiency"} & family.fitted.keys()))
+        found += [_factor_of(f"precision:{precision}", name, share, prior, origin) for name in names]
+    for recipes in family.recipes:
+        share = np.array([_follows(run, recipes) for run in runs]) * 1.0
+        found += [Factor(RECIPES, name, share, recipes.prior) for name in recipes.coefficients]
     for name in (each for each in family.frameworks if len(family.frameworks) > 1 and each not in family.alike):
         members = (name, *family.alike) if name == family.frameworks[0] else (name,)
         share = np.array([run.framework in members for run in runs]) * 1.0
-        found.append(_gemm_factor(f"framework:{name}", share, prior, origin))
+        found.append(_factor_of(f"framework:{name}", "gemm_efficiency", share, prior, origin))
     sources = sorted({run.author for run in runs})
     for source in sources if len(sources) > 1 else ():
         share = np.array([run.author == source for run in runs]) * 1.0
@@ -252,6 +257,12 @@ def _factors(family: TimeFamily, table: RunTable, origin: TimeCalibration) -> li
     return found + [Factor("release", name, years, family.trend_prior, slope) for name, slope in trends]
 
 
-def _gemm_factor(kind: str, share: FloatArray, prior: float, origin: TimeCalibration) -> Factor:
-    start = float(np.log(origin.factors.get(kind, {}).get("gemm_efficiency", 1.0)))
-    return Factor(kind, "gemm_efficiency", share, prior, start)
+def _follows(run: MeasuredRun, recipes: Recipes) -> bool:
+    is_new = run.release is not None and run.release >= recipes.since
+    is_for = run.gpu in recipes.gpus and precision_class(run.precision) == recipes.precision
+    return is_new and is_for and run.model is not None and run.model.num_experts > 0
+
+
+def _factor_of(kind: str, coefficient: str, share: FloatArray, prior: float, origin: TimeCalibration) -> Factor:
+    start = float(np.log(origin.factors.get(kind, {}).get(coefficient, 1.0)))
+    return Factor(kind, coefficient, share, prior, start)

@@ -7,6 +7,22 @@ from dataclasses import dataclass
 from zenith_tune.errors import UsageError
 
 
+def precision_class(precision: str) -> str:
+    """Return the kind of matrix products of a precision, whatever a source calls it.
+
+    >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
+    ('mxfp8', 'fp4', 'bf16', 'fp8')
+    >>> precision_class("fp8 current scaling"), precision_class("float8 rowwise")
+    ('fp8', 'fp8-rowwise')
+    """
+    text = precision.lower()
+    if "fp4" in text:
+        return "fp4"
+    if "fp8" in text or "float8" in text:
+        return "mxfp8" if "mx" in text else "fp8-rowwise" if "rowwise" in text else "fp8"
+    return "bf16"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
     """A kind of GPU, as its maker states it; dense rates, without sparsity."""
@@ -23,12 +39,10 @@ class GpuSpec:
 
     def matrix_flops(self, precision: str) -> float:
         """Return the peak matrix rate for a precision; one that the GPU lacks runs as bf16."""
-        kind = precision.lower()
-        if "fp4" in kind and self.fp4_flops:
+        kind = precision_class(precision)
+        if kind == "fp4" and self.fp4_flops:
             return self.fp4_flops
-        if ("fp8" in kind or "fp4" in kind) and self.fp8_flops:
-            return self.fp8_flops
-        return self.bf16_flops
+        return self.fp8_flops if kind != "bf16" and self.fp8_flops else self.bf16_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

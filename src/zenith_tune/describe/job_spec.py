@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.cluster_spec import ClusterSpec, precision_class
 from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
 
@@ -13,16 +13,13 @@ DISPATCHERS = ("alltoall", "flex")
 """How tokens reach experts on other ranks: NCCL's all-to-all, or kernels that send a token to a node once (DeepEP)."""
 
 
-NARROW = ("fp8", "float8", "fp4")
-
-
 def is_narrow(precision: str) -> bool:
     """Tell whether products are of 8 bits or fewer.
 
     >>> is_narrow("FP8-MX"), is_narrow("nvfp4"), is_narrow("bf16")
     (True, True, False)
     """
-    return any(kind in precision.lower() for kind in NARROW)
+    return precision_class(precision) != "bf16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from zenith_tune.describe.cluster_spec import LinkSpec
+from zenith_tune.describe.cluster_spec import LinkSpec, precision_class
 from zenith_tune.describe.framework_spec import OwnPipeline
 from zenith_tune.describe.gpu_catalog import find_gpu, node_fields
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.estimates.calibration import Calibration, precision_class
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.estimates.model_flops import flops_per_token
 from zenith_tune.estimates.step import known_numbers
 from zenith_tune.estimates.time import MESSAGES, estimate_time

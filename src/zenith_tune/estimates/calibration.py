@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from zenith_tune.describe.cluster_spec import precision_class
 from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.units import GIB, MIB
 
@@ -147,6 +148,7 @@ SIMILAR_GPU = {
     "h200": "h100",
     "h20": "h100",
     "gh200": "h100",
+    "h100-96": "h100",
     "a800": "a100-80",
     "a100-40": "a100-80",
     "b300": "b200",
@@ -156,29 +158,10 @@ SIMILAR_GPU = {
 """The measured GPU whose coefficients are used for one that was never measured."""
 
 
-def precision_class(precision: str) -> str:
-    """Return the kind of matrix products of a precision.
-
-    >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
-    ('mxfp8', 'fp4', 'bf16', 'fp8')
-
-    Scales for every row take extra passes, which may make them no faster than bf16.
-
-    >>> precision_class("float8 rowwise")
-    'fp8-rowwise'
-    """
-    text = precision.lower()
-    if "fp4" in text:
-        return "fp4"
-    if "fp8" in text or "float8" in text:
-        return "mxfp8" if "mx" in text else "fp8-rowwise" if "rowwise" in text else "fp8"
-    return "bf16"
-
-
 ERROR_SOURCES = {"host": 0.35, "messages": 0.2, "experts": 0.1}
 """Sources of error besides the GPU's own work, with the standard deviation of the logarithm where no run shows it."""
 
-SOURCE_SDS = {"work": 0.12, "host": 0.43, "messages": 0.43, "experts": 0.22}
+SOURCE_SDS = {"work": 0.12, "host": 0.43, "messages": 0.43, "experts": 0.18}
 """Standard deviation of the level of a source (a machine with its software) that the GPU's own work and each of
 ERROR_SOURCES add."""
 TO_90 = 1.645

@@ -63,6 +63,10 @@ def layer_time(workload: Workload, machine: Machine, layouts: LayoutBatch, coeff
     shared = shared + tokens * (w.query_size + w.kv_size / 2) * c.query_passes / memory / tp
     width = c.ffn_passes / memory
     dense = w.dense_mlp_params * per_weight / tp + tokens * w.ffn_hidden * width / tp
+    if np.any(w.cast_bytes):
+        cast = w.cast_bytes / memory
+        shared = shared + cast * (2 * rows * w.hidden + tokens * (w.query_size + w.kv_size + w.value_size) / tp)
+        dense = dense + cast * (2 * rows * w.hidden + (2 + w.gated) * tokens * w.ffn_hidden / tp)
     return LayerTime(shared + dense, shared + _expert_time(w, layouts, tokens, flops, memory, c), attention)
 
 
@@ -96,6 +100,8 @@ def _expert_time(
     product = flops_per_weight(w) * routed * w.expert_params * narrow / (flops * c.expert_efficiency)
     work = np.hypot(product, local * weight_traffic(w) / memory)
     moved = routed * (w.moe_ffn_hidden * c.ffn_passes + w.hidden * c.expert_passes) / memory
+    if np.any(w.cast_bytes):
+        moved = moved + routed * w.cast_bytes * (2 * w.hidden + (2 + w.gated) * w.moe_ffn_hidden) / memory
     shared = w.shared_params * (flops_per_weight(w) * tokens / flops + weight_traffic(w) / memory) / tp
     return work + moved + shared + tokens * w.shared_ffn_hidden * c.ffn_passes / memory / tp
 

@@ -14,13 +14,19 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.describe.cluster_spec import ClusterSpec
+from zenith_tune.describe.cluster_spec import ClusterSpec, precision_class
 from zenith_tune.describe.gpu_catalog import num_nvlinks
 from zenith_tune.describe.job_spec import JobSpec, is_narrow
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts.layout_batch import FloatArray as FloatArray
 from zenith_tune.layouts.layout_batch import Number as Number
 from zenith_tune.units import count
+
+CAST_BYTES = {"fp8": 4.0, "fp8-rowwise": 6.0, "mxfp8": 4.0, "fp4": 3.0}
+"""Bytes moved per number that is quantised by rows and by columns, where the kernel that wrote it finds its scale.
+
+Reading it in bf16 and writing it twice, once more in bf16 where rows and columns have scales of their own, once more
+read for the columns of blocks (pytorch/ao, torchao/testing/training/roofline_utils.py, of fused kernels)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,8 @@ class Workload:
     """1 where special kernels dispatch tokens to experts (DeepEP), 0 for a plain all-to-all."""
     narrow: Number = 0.0
     """1 where products are of 8 bits or fewer, else 0."""
+    cast_bytes: Number = 0.0
+    """Bytes moved to quantise a number of a product's input or of its output's gradient; 0 in bf16."""
     gathers_fp8: Number = 0.0
     """JobSpec.gathers_fp8."""
     imbalance: Number = 0.0
@@ -90,6 +98,7 @@ class Workload:
             "position_params": model.num_positions * model.hidden,
             "fused_dispatch": job.dispatcher == "flex",
             "narrow": is_narrow(job.precision),
+            "cast_bytes": CAST_BYTES.get(precision_class(job.precision), 0.0),
             "gathers_fp8": job.gathers_fp8,
             "imbalance": job.imbalance if model.num_experts else 0.0,
             "new_shapes": job.new_shapes,

@@ -45,8 +45,8 @@ STEP = 0.05
 """Relative change of a coefficient by which its effect is measured."""
 SHARES = {"scale": 1.0, "neighbour": 0.4, "own": 0.7}
 """Standard deviations of the errors as shares of the calibration's spread on runs that it has not seen."""
-LEAST_SPREAD, MOST_SPREAD = 0.03, 0.3
-"""Limits of that spread: no model is better, and a wider one comes from a few outliers."""
+LEAST_SPREAD, MOST_SPREAD = 0.1, 0.3
+"""Limits of that spread: sources differ by no less, and a wider one comes from a few outliers."""
 ALL_WORK = {KNOWN: 0.15, UNKNOWN: 0.6}
 ALL_WAITING = 4.0
 """Factors of a layout's own error, where a step is all GPU work and where it is all launches and messages.
