@@ -24,6 +24,10 @@ def test_four_ranks_train_in_bfloat16_read_their_own_samples_and_send_gradients_
             assert all(moved > 1e-5 for moved in found["moved"])
             assert found["rounded"] and found["alike"]
             assert found["loaded"] == 0.0
+        for found in rank["restored"]:
+            assert found["weights"] == found["optimizer"] == 0.0
+            # Within the rounding of the weights: another initialisation is 1 away.
+            assert 0.0 < found["weights alone"] < 0.02
         # Reduce-scatter sums what all-reduce does.
         assert sharded["losses"] == pytest.approx(whole["losses"], rel=1e-3)
         few, one = rank["overlap"]["found"]

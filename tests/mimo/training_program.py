@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from dataclasses import dataclass, field
@@ -59,6 +60,35 @@ def low_precision(is_sharded: bool, folder: Path) -> dict[str, Any]:
     return result
 
 
+def restored(is_sharded: bool) -> dict[str, Any]:
+    """Restore weights and optimizer, or weights alone, over another initialisation, and train on."""
+
+    def trainer_of(seed: int) -> Trainer:
+        return make_trainer(LAYOUT, torch.bfloat16, seed=seed, use_distributed_optimizer=is_sharded, **SMALL)
+
+    def train_on(trainer: Trainer) -> dict[str, torch.Tensor]:
+        trainer.step(samples_of_step(VISION_LANGUAGE, 1))
+        found = weights(trainer)
+        trainer.close()
+        return found
+
+    trainer = trainer_of(7)
+    trainer.step(samples_of_step(VISION_LANGUAGE, 0))
+    state, model = copy.deepcopy(trainer.optimizer.state_dict()), copy.deepcopy(trainer.model.state_dict())
+    expected = train_on(trainer)
+    found = {}
+    for first in ("weights", "optimizer", "weights alone"):
+        fresh = trainer_of(99)
+        if first == "optimizer":
+            fresh.optimizer.load_state_dict(copy.deepcopy(state))
+        fresh.model.load_state_dict(model)
+        if first == "weights":
+            fresh.optimizer.load_state_dict(copy.deepcopy(state))
+        after = train_on(fresh)
+        found[first] = max(float((after[name] - expected[name]).abs().max()) for name in expected)
+    return found
+
+
 def replicas_agree(trainer: Trainer) -> bool:
     """Return whether all replicas of each module hold the same weights, also those that another rank updates."""
     for module, role in trainer.model.topology.roles.items():
@@ -110,6 +140,7 @@ def overlap() -> dict[str, Any]:
 def work(root: Path) -> dict[str, Any]:
     return {
         "bf16": [low_precision(is_sharded, root / str(is_sharded)) for is_sharded in (False, True)],
+        "restored": [restored(is_sharded) for is_sharded in (False, True)],
         "reads": reads(),
         "overlap": overlap(),
     }

@@ -218,6 +218,7 @@ def _entries(trainer: Trainer) -> Iterator[tuple[str, Entry]]:
 
 def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -> Iterator[tuple[str, Entry]]:
     is_first = role.grid.rank_at() == role.rank_at()
+    optimizer.take_changes()
     yield (
         f"optimizer/{module}",
         JsonEntry(value=optimizer.settings(), take=optimizer.take_settings, is_written_here=is_first),

@@ -50,6 +50,8 @@ class OptimizerConfig:
 
 
 SETTINGS = ("lr", "weight_decay", "betas", "eps")
+COPIES = "full_precision"
+"""The entry of a module's state for weights that are more precise than the model's."""
 
 
 class OwnedPiece:
@@ -64,10 +66,21 @@ class OwnedPiece:
         self.weight: Tensor = self.rows.to(full_precision(parameter.dtype)).requires_grad_()
         self.shard: LogicalShard = parameter.shard.rows(start, stop)
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the model has these rows in a lower precision."""
+        return bool(self.weight.dtype != self.rows.dtype)
+
     def write_back(self) -> None:
         """Give the model the weights of full precision."""
-        if self.weight.dtype != self.rows.dtype:
+        if self.is_copy:
             self.rows.copy_(self.weight.detach())
+
+    def take_changes(self) -> None:
+        """Take over each number of the model that is not what `write_back` made it, as after loading weights."""
+        if self.is_copy:
+            weight = self.weight.detach()
+            weight.copy_(torch.where(weight.to(self.rows.dtype) == self.rows, weight, self.rows))
 
 
 class ModuleOptimizer:
@@ -133,6 +146,7 @@ class ModuleOptimizer:
 
     def step(self) -> bool:
         """Update the owned rows and fetch the others; return whether it succeeded."""
+        self.take_changes()
         is_done = self.optimizer.step() is not False
         self.write_back()
         return is_done
@@ -143,6 +157,24 @@ class ModuleOptimizer:
             piece.write_back()
         if self.is_sharded and self.trained:
             self._gather_weights()
+
+    def take_changes(self) -> None:
+        """Take over weights that were loaded into the model since it was last updated."""
+        for piece in self.pieces:
+            piece.take_changes()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return AdamW's state, and the owned rows that are more precise than the model's, by name."""
+        self.take_changes()
+        copies = {piece.name: piece.weight.detach() for piece in self.pieces if piece.is_copy}
+        return {**self.optimizer.state_dict(), COPIES: copies}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; where the model's weights are others, these count."""
+        self.optimizer.load_state_dict(dict(state))
+        for piece in self.pieces:
+            if (saved := state.get(COPIES, {}).get(piece.name)) is not None and piece.is_copy:
+                piece.weight.detach().copy_(saved)
 
     def zero_grad(self) -> None:
         """Begin a step without gradients."""
@@ -269,13 +301,13 @@ class MimoOptimizer:
     def state_dict(self) -> dict[str, dict[str, Any] | None]:
         """Return the state of each module, None of those that are not on this rank."""
         active = self.active
-        return {name: active[name].optimizer.state_dict() if name in active else None for name in self.module_infos}
+        return {name: active[name].state_dict() if name in active else None for name in self.module_infos}
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any] | None]) -> None:
         """Take the state of the modules on this rank; what is missing or elsewhere is left as it is."""
         for name, optimizer in self.active.items():
             if (module_state := state.get(name)) is not None:
-                optimizer.optimizer.load_state_dict(module_state)
+                optimizer.load_state_dict(module_state)
 
     def _module_values(self, value_of: Callable[[ModuleOptimizer], float]) -> list[float]:
         """Return one value per module: all ranks of a module hold the same, so the maximum over the world is it."""
