@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.causes import logs
-from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.logged_run import logged_steps
 from zenith_tune.evaluators.steady import long_run
 from zenith_tune.evaluators.steps import after_steps
+from zenith_tune.study.trial_log import without_escapes
 
 
 @pytest.mark.parametrize(
     ("log", "step_s"), [(logs.TRAINER, 2.0), (logs.TITAN, 1.5), (logs.BRIDGE, 1.25)], ids=["trainer", "titan", "bridge"]
 )
 def test_the_steps_of_other_trainers_are_timed(log: str, step_s: float) -> None:
-    found = logged_steps(plain_text(log))
+    found = logged_steps(without_escapes(log))
     assert found is not None
     assert long_run([step.seconds or 0.0 for step in found.steady]) == pytest.approx(step_s, rel=0.02)
 
 
 def test_torchtitan_prints_memory() -> None:
-    found = logged_steps(plain_text(logs.TITAN))
+    found = logged_steps(without_escapes(logs.TITAN))
     assert found is not None and found.peak_bytes == pytest.approx(12.34 * 2**30, rel=1e-6)
 
 
@@ -30,7 +30,7 @@ def test_a_summary_of_the_trainer_is_a_speed_where_it_shows_no_bar() -> None:
     assert found is not None and [step.seconds for step in found.steps] == [2.0]
 
 
-@pytest.mark.parametrize("log", [logs.TRAINER, plain_text(logs.TITAN), logs.BRIDGE, logs.steps()])
+@pytest.mark.parametrize("log", [logs.TRAINER, without_escapes(logs.TITAN), logs.BRIDGE, logs.steps()])
 def test_what_stands_after_the_last_step_is_found(log: str) -> None:
     assert after_steps(log + "the end").endswith("the end") and "Step Time" not in after_steps(log + "the end")
     assert len(after_steps(log + "the end")) < 400

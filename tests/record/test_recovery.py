@@ -81,6 +81,34 @@ def test_a_trial_whose_files_are_gone_keeps_its_number_and_one_that_ran_runs_aga
     assert sorted(trial.params["x"] for trial in witness.trials) == [2, 4, 5]
 
 
+@pytest.mark.parametrize("has_export", [True, False])
+def test_without_its_record_a_study_is_rebuilt_from_its_trials_and_a_damaged_one_is_lost(
+    has_export: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "out"
+    tune(tmp_path, PRINT_X, ToyPreset(CHOICES), baseline=False).optimize()
+    before = view_of(root)
+    for path in [root / "studies.db", root / "s" / "record.json", *([] if has_export else [root / "s" / "study.json"])]:
+        path.unlink()
+    (root / "s" / "trials" / "0002" / "trial.json").write_text("{")
+    (study,), _ = recover(root)
+    assert (study.num_finished, study.num_unfinished, study.num_lost) == (4, 0, 1)
+    assert [each for each in view_of(root) if each[0] != 2] == [each for each in before if each[0] != 2]
+    header = StudyReader(database_url(root / "studies.db"), "s").view().header
+    assert header.command == (PRINT_X if has_export else "")
+
+
+def test_a_damaged_database_names_its_cure(tmp_path: Path) -> None:
+    tune(tmp_path, PRINT_X, ToyPreset([1, 2])).optimize()
+    database = tmp_path / "out" / "studies.db"
+    content = bytearray(database.read_bytes())
+    content[4096:20480] = b"\xff" * 16384
+    for damaged in (bytes(content), b"x" * 400):
+        database.write_bytes(damaged)
+        with pytest.raises(StudyError, match="zenithtune recover"):
+            StudyReader(database_url(database), "s").view()
+
+
 def test_what_holds_no_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no study"):
         recover(tmp_path)

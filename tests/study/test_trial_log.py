@@ -9,7 +9,7 @@ import pytest
 from zenith_tune.record.view import TrialView
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.study.trial_log import TrialLog, clean_line, lines_of
+from zenith_tune.study.trial_log import TrialLog, clean_line, lines_of, printable
 
 MIB = 2**20
 
@@ -149,3 +149,8 @@ def test_a_page_shows_the_number_at_the_end_of_a_long_line(tmp_path: Path) -> No
     shown = TrialView(trial=trial).log_lines(2)
     assert shown[0].endswith("(TFLOP/s/GPU): 197.3 |") and 2000 <= len(shown[1]) <= 3000
     assert len(TrialLog(folder.log).tail_lines(1)[0]) == 300
+
+
+def test_what_a_terminal_would_act_on_is_left_out_of_texts_wherever_they_are() -> None:
+    hostile = {"cause": "a\x1b[2Jb\x07", "rows": [["\x1b]0;title\x07c\td\n", 3]]}
+    assert printable(hostile) == {"cause": "ab", "rows": [["c\td\n", 3]]}

@@ -14,18 +14,7 @@ from zenith_tune.describe.cluster_spec import ClusterSpec, refuse_counts
 from zenith_tune.describe.gpu_catalog import find_gpu, match_gpu, node_fields, num_nvlinks, nvlink_bytes_per_s
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
-
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-
-
-def plain_text(text: str) -> str:
-    """Return a text without a terminal's escape sequences.
-
-    >>> plain_text("\\x1b]0;title\\x07\\x1b[1;31mred\\x1b[0m")
-    'red'
-    """
-    return _ESCAPES.sub("", text) if "\x1b" in text else text
-
+from zenith_tune.study.trial_log import without_escapes
 
 HINT = "save it again with `nvidia-smi topo -m`"
 _GPU = re.compile(r"GPU[0-9]+")
@@ -125,7 +114,7 @@ def parse_topology(text: str, source: str = "") -> Topology:
     >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
     [[0, 1]]
     """
-    text = plain_text(text).replace("\r", "")
+    text = without_escapes(text).replace("\r", "")
     try:
         return _parsed(text, cut_gpus(text))
     except ValueError as error:

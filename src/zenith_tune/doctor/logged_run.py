@@ -14,7 +14,6 @@ from pathlib import Path
 
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.describe.topology import plain_text
 from zenith_tune.doctor.causes.cause import Cause, CauseKind
 from zenith_tune.doctor.causes.collective_timeout import collective_timeout
 from zenith_tune.doctor.causes.failed_run import failed_run
@@ -43,6 +42,7 @@ from zenith_tune.presets.torchtitan.log import timed_steps
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
+from zenith_tune.study.trial_log import without_escapes
 from zenith_tune.units import MIB
 
 COUNTS_AND_WORDS = (
@@ -155,7 +155,7 @@ SHORTEST_STEP_S, LONGEST_STEP_S = 1e-6, 1e6
 
 def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun | UnplannedRun:
     """Read what a log measured, and the run from its command or from the arguments that the log dumps."""
-    log = plain_text(read_bytes(path).decode("utf-8", errors="replace"))
+    log = without_escapes(read_bytes(path).decode("utf-8", errors="replace"))
     causes, steps = log_causes(log), logged_steps(log)
     hint = "give what a run printed, from its start"
     if not log.strip("\0 \t\r\n"):

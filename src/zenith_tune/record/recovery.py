@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import sqlite3
 import time
@@ -12,10 +14,11 @@ from typing import Any
 
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.folder import DATABASE_NAME, RECORD_NAME, StudyFolder, StudyLock
-from zenith_tune.record.reader import study_names
+from zenith_tune.record.reader import FILE_NAME, study_names
 from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.storage import clear_errors, database_url, opened_storage
 from zenith_tune.record.stored_trial import RESULT, RUN, TWIN_OF, exported_trial, refuse_unreadable, result_of
+from zenith_tune.record.view import StudyHeader
 from zenith_tune.study.files import Json, read_regular
 from zenith_tune.study.optuna_types import name_objective, quiet_optuna
 from zenith_tune.study.parameters import Direction
@@ -75,7 +78,7 @@ def recover(folder: Path, database: Path | None = None) -> tuple[list[RecoveredS
 
 
 def _study_folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if (path / RECORD_NAME).is_file())
+    return sorted(path for path in root.iterdir() if (path / RECORD_NAME).is_file() or (path / "trials").is_dir())
 
 
 def _put_aside(path: Path) -> Path | None:
@@ -102,12 +105,13 @@ def _put_aside(path: Path) -> Path | None:
 
 
 def _read(folder: Path) -> _Files:
-    record = _json(folder / RECORD_NAME)
-    trials = {
-        int(path.parent.name): {**_json(path), "folder": str(path.parent)}
-        for path in sorted(folder.glob("trials/*/trial.json"))
-        if path.parent.name.isdecimal()
-    }
+    trials: dict[int, Json] = {}
+    for path in sorted(folder.glob("trials/*/trial.json")):
+        with contextlib.suppress(StudyError):  # one that is damaged is lost; the others are not
+            content = {**_json(path), "folder": str(path.parent)}
+            if path.parent.name.isdecimal():
+                trials[int(path.parent.name)] = content
+    record = _record(folder, trials)
     with refuse_unreadable(str(folder / RECORD_NAME)):
         return _Files(
             name=folder.name,
@@ -116,6 +120,29 @@ def _read(folder: Path) -> _Files:
             distributions=dict(record["distributions"]),
             trials=trials,
         )
+
+
+def _record(folder: Path, trials: dict[int, Json]) -> Json:
+    """Return what a study is, by its own record, or else by its last export and its trials."""
+    if (folder / RECORD_NAME).exists():
+        return _json(folder / RECORD_NAME)
+    from optuna.distributions import CategoricalDistribution, distribution_to_json
+
+    about = _json(folder / FILE_NAME) if (folder / FILE_NAME).exists() else {}
+    points = [trial.get("parameters") or {} for trial in trials.values()]
+    values = {
+        name: list(dict.fromkeys(each[name] for each in points if name in each)) for point in points for name in point
+    }
+    units = (str(trial.get("unit") or "s") for trial in trials.values() if trial.get("outcome") == "ok")
+    grows = next(units, "s").endswith(("/s", "/GPU"))
+    fields = {each.name: about[each.name] for each in dataclasses.fields(StudyHeader) if each.name in about}
+    return {
+        "header": {"preset": "unknown", "args": {}, "command": "", "evaluator": "value", **fields},
+        "direction": about.get("direction", "maximize" if grows else "minimize"),
+        "distributions": {
+            name: json.loads(distribution_to_json(CategoricalDistribution(list(each)))) for name, each in values.items()
+        },
+    }
 
 
 def _json(path: Path) -> Json:

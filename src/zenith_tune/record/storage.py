@@ -258,7 +258,7 @@ def check_database_file(path: Path) -> None:
         with path.open("rb") as file:
             first = file.read(16)
         if first != b"SQLite format 3\0":
-            hint = "move it away or choose another --db"
+            hint = f"choose another --db, or rebuild a damaged one by zenithtune recover {path.parent}"
             raise StudyError(f"{path} is no study database (not an SQLite file)", hint=hint)
 
 
@@ -273,6 +273,9 @@ def _explain(error: Exception, url: str) -> Exception:
         said = mask(in_one_line(error), [*find_secrets(url), *passwords(url)])
         problem = f"the database {where} cannot be used ({said})"
         return StudyError(problem, hint="check the host, the user, the password and the database in --db")
+    if "malformed" in text or "not a database" in text:
+        hint = f"rebuild it by zenithtune recover {Path(where).parent}"
+        return StudyError(f"the database {where} is damaged ({in_one_line(error)})", hint=hint)
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     what = "written" if "readonly" in text or "unable to open" in text else "used"
     return StudyError(f"the database {where} cannot be {what} ({first})", hint="choose another --db or --output-dir")

@@ -24,6 +24,7 @@ from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
 from zenith_tune.study.changes import Change, changes_text
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial import START, Outcome, Prediction, Trial
+from zenith_tune.study.trial_log import printable
 from zenith_tune.study.verdict import verdict_of
 from zenith_tune.units import count, format_value, whole
 
@@ -106,7 +107,7 @@ class StudyDigest:
         self._best: tuple[int | None, Json] = (None, {})
 
     def object(self) -> Json:
-        """Return the study as it stands."""
+        """Return the study as it stands, as text that a terminal can be given."""
         view = self.source.view()
         preset = self.preset(view)
         planned = preset.planned(view)
@@ -118,7 +119,7 @@ class StudyDigest:
         with contextlib.suppress(*FROM_ANOTHER_RELEASE):  # no record keeps the point of the user's own command
             view.study.own_params = preset.preset.own_point(view.header.command) if preset.preset is not None else None
         of_best = self._of_best(view, planned)
-        return {
+        found = {
             "kind": "study",
             **_about(view, preset),
             **_outcome(view),
@@ -135,6 +136,8 @@ class StudyDigest:
             **of_best,
             "next": next_experiments(view, of_best["doctor"]),
         }
+        shown: Json = printable(found)
+        return shown
 
     def preset(self, view: StudyView) -> RestoredPreset:
         """Return the study's preset, made when it is first asked for."""

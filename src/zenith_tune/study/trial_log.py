@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from zenith_tune.study.faults import is_system_fault
 from zenith_tune.study.files import open_regular
@@ -22,6 +22,7 @@ _MAX_LINE_BYTES = 64 * 1024
 # CSI and OSC sequences, then any other two-character escape.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 # C0, C1, zero-width and text-direction characters, and halves of surrogate pairs: each can make a terminal lie.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]+")
 # A log that was truncated while open begins with zeros.
 _BLANK = "\x00 \t\r\n"
@@ -74,8 +75,21 @@ def clean_line(text: str, limit: int = LINE_LENGTH) -> str:
 
 
 def without_escapes(text: str) -> str:
-    """Return `text` without the sequences that colour a terminal."""
+    """Return `text` without the sequences that colour a terminal.
+
+    >>> without_escapes("\\x1b]0;title\\x07\\x1b[1;31mred\\x1b[0m")
+    'red'
+    """
     return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def printable(content: Any) -> Any:
+    """Return a text, or JSON with texts, without what a terminal would act on: other people wrote it."""
+    if isinstance(content, str):
+        return _CONTROL.sub("", without_escapes(content)) if _CONTROL.search(content) else content
+    if isinstance(content, dict):
+        return {name: printable(each) for name, each in content.items()}
+    return [printable(each) for each in content] if isinstance(content, list | tuple) else content
 
 
 def lines_of(text: str) -> Iterator[str]:

@@ -179,7 +179,7 @@ def test_a_healthy_log_shows_no_cause(log: str) -> None:
 @pytest.mark.parametrize("log", [logs.TRAINER + "{'loss': 'nan', 'grad_norm': 'nan', 'epoch': '0.02'}\n",
                                  logs.TITAN.replace("8.12345", "nan")], ids=["trainer", "titan"])  # fmt: skip
 def test_other_trainers_losses_that_are_nan_are_named(log: str) -> None:
-    from zenith_tune.describe.topology import plain_text
+    from zenith_tune.study.trial_log import without_escapes
 
-    (cause,) = log_causes(plain_text(log))
+    (cause,) = log_causes(without_escapes(log))
     assert cause.kind is CauseKind.NOT_FINITE and cause.evidence

@@ -20,6 +20,7 @@ from zenith_tune.study.changes import changes_text
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
+from zenith_tune.study.trial_log import printable
 from zenith_tune.study.verdict import NEARLY_FULL, Verdict
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 from zenith_tune.units import GIB, count, format_bytes, format_seconds, format_value
@@ -217,7 +218,7 @@ class TerminalReporter(RunningTrials):
         width = self._label_width
         widths = (12, 6, 8)
         cells = "".join(f"  {value:>{size}}" for value, size in zip(values, widths, strict=False))
-        return f"{mark:1}{name:>3}  {cut(label, width):<{width}}{cells}"
+        return f"{mark:1}{name:>3}  {cut(printable(label), width):<{width}}{cells}"
 
     @property
     def _label_width(self) -> int:
@@ -236,7 +237,7 @@ class TerminalReporter(RunningTrials):
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

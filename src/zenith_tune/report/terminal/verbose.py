@@ -17,6 +17,7 @@ from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Findings, Outcome, Trial
+from zenith_tune.study.trial_log import printable
 from zenith_tune.tuning.events import StudyEnd, StudyPlan
 from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
 
@@ -218,4 +219,4 @@ class VerboseReporter(LiveScreen):
 
     def _say(self, line: str) -> None:
         """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(printable(line)), soft_wrap=True)
