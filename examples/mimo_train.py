@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from zenith_mimo.checkpoint_folder import latest_checkpoint
 from zenith_mimo.optimizer import OptimizerConfig
 from zenith_tune.errors import UsageError, ZenithTuneError
 from zenith_tune.planner.mimo.modules import (
@@ -168,8 +169,8 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
     started = int(os.environ.get("WORLD_SIZE", layout.world_size)) if "RANK" in os.environ else layout.world_size
     if started != layout.world_size:
         raise UsageError(f"the layout needs {layout.world_size} ranks, but {started} were started.")
-    if options.load and not (options.load / ".metadata").is_file():
-        raise UsageError(f"{options.load} holds no finished checkpoint: it has no file .metadata.")
+    if options.load:
+        latest_checkpoint(options.load)
     if options.save:
         refuse_unwritable(options.save)
     if options.backend == MEGATRON:

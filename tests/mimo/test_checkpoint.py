@@ -35,5 +35,18 @@ def test_every_layout_goes_on_from_what_another_saved_and_a_misfit_is_refused(
         assert mentions(rank["another shape"], "[3, 32]", "[24, 32]")
 
 
+def test_a_failed_save_leaves_the_last_checkpoint_and_parts_of_different_saves_are_refused(
+    run_program: RunProgram, tmp_path: Path
+) -> None:
+    for rank in run_program("save", str(tmp_path)):
+        assert mentions(rank["failed"], "rank 1", "unchanged") and rank["left"] == 2
+        assert rank["kept"] == [1, True] and rank["of version 0.2"] == [1, True]
+        assert rank["replaced"] == [2, True] and rank["remaining"] == 1
+        assert mentions(rank["mixed"], "iter_0000001", "iter_0000002")
+        assert mentions(rank["damaged"], "cannot load", "damaged")
+        assert mentions(rank["no folder"], "rank 0", "file")
+        assert not [text for text in rank.values() if isinstance(text, str) and "\n" in text]
+
+
 def worst_of(ranks: list[dict[str, dict[str, float]]]) -> float:
     return max(error for rank in ranks for error in rank["errors"].values())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
@@ -40,11 +41,12 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from zenith_mimo.checkpoint_folder import latest_checkpoint, new_save_name, switch_to
 from zenith_mimo.optimizer import ModuleOptimizer
 from zenith_mimo.tensor_parallel import LogicalShard
 from zenith_mimo.topology import ModuleRole, peers_expected
 from zenith_mimo.trainer import Trainer
-from zenith_tune.errors import UsageError
+from zenith_tune.errors import SystemFaultError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +132,14 @@ class EntryLoadPlanner(LoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Hand plain values to their taker."""
-        entry = self._entries[read_item.dest_index.fqn]
+        name = read_item.dest_index.fqn
+        entry = self._entries[name]
         assert isinstance(entry, JsonEntry)
-        entry.take(json.loads(value.getvalue()))
+        try:
+            found = json.loads(value.getvalue())
+        except ValueError as error:
+            raise UsageError(f"the file that holds {name!r} is damaged.") from error
+        entry.take(found)
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         """Return the part of this rank's tensor that the piece fills."""
@@ -179,27 +186,81 @@ def _encode(entry: JsonEntry) -> bytes:
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+STAMP = "save/"
+"""Begins the names of the entries, one for each rank that wrote, that name the save they belong to."""
 
 
 def save_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Write weights, optimizer state and iteration; every rank of the world calls it and writes its own part."""
+    """Write weights, optimizer state and iteration; every rank of the world calls it and writes its own part.
+
+    The folder's last checkpoint stays until this one is whole.
+    """
+    rank = trainer.model.topology.rank
     with peers_expected("saving a checkpoint"):
-        dcp.save(dict(_entries(trainer)), storage_writer=dcp.FileSystemWriter(folder), planner=EntrySavePlanner())
+        name: str = _on_first_rank(folder, trainer, lambda: new_save_name(trainer.iteration))
+        stamp = JsonEntry(value=name, take=lambda _: None, is_written_here=True)
+        entries = {f"{STAMP}{rank}": stamp, **dict(_entries(trainer))}
+        try:
+            dcp.save(entries, storage_writer=dcp.FileSystemWriter(folder / name), planner=EntrySavePlanner())
+        except dcp.CheckpointException as error:
+            raise _unsaved(folder, _first_failure(error)) from error
+        _on_first_rank(folder, trainer, lambda: switch_to(folder, name))
 
 
 def load_checkpoint(folder: Path, trainer: Trainer) -> None:
     """Continue from a checkpoint, whatever layout wrote it; every rank of the world calls it."""
-    if not (folder / ".metadata").is_file():
-        raise UsageError(f"{folder} holds no finished checkpoint: it has no file .metadata.")
-    try:
-        with peers_expected("loading a checkpoint"):
-            dcp.load(dict(_entries(trainer)), storage_reader=dcp.FileSystemReader(folder), planner=EntryLoadPlanner())
-    except dcp.CheckpointException as error:
-        reasons = sorted({str(failure[0]) for failure in error.failures.values()})
-        raise UsageError(f"cannot load {folder}: {reasons[0]}") from error
+    found = latest_checkpoint(folder)
+    stamps: set[str] = set()
     with peers_expected("loading a checkpoint"):
+        _read(found, lambda contents: {name: _reader(stamps.add) for name in contents if name.startswith(STAMP)})
+        if len(stamps) > 1:
+            raise UsageError(f"cannot load {found}: its files are of different saves, {', '.join(sorted(stamps))}.")
+        _read(found, lambda _: dict(_entries(trainer)))
         for optimizer in trainer.optimizer.active.values():
             optimizer.write_back()
+
+
+def _reader(take: Callable[[Any], None]) -> JsonEntry:
+    return JsonEntry(value=None, take=take, is_written_here=False)
+
+
+def _read(folder: Path, entries_of: Callable[[Mapping[str, Any]], dict[str, Entry]]) -> None:
+    """Fill the entries that are wanted of a checkpoint with these contents."""
+    reader = dcp.FileSystemReader(folder)
+    try:
+        entries = entries_of(reader.read_metadata().state_dict_metadata)
+        dcp.load(entries, storage_reader=reader, planner=EntryLoadPlanner())
+    except dcp.CheckpointException as error:
+        raise UsageError(f"cannot load {folder}: {_first_failure(error)}") from error
+
+
+def _on_first_rank(folder: Path, trainer: Trainer, work: Callable[[], Any]) -> Any:
+    """Do something on one rank, and return its result on all."""
+    outcome: list[Any] = [None, None]
+    if trainer.model.topology.rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            outcome[0] = work()
+        except OSError as error:
+            outcome[1] = f"rank 0: {error}"
+    dist.broadcast_object_list(outcome, src=0)
+    result, problem = outcome
+    if problem:
+        raise _unsaved(folder, problem)
+    return result
+
+
+def _unsaved(folder: Path, reason: str) -> SystemFaultError:
+    return SystemFaultError(
+        f"no checkpoint was saved to {folder} ({reason}): what was saved there before is unchanged."
+    )
+
+
+def _first_failure(error: dcp.CheckpointException) -> str:
+    """Return the first line of the lowest rank's failure."""
+    rank, (failure, _) = min(error.failures.items())
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    return reason if isinstance(failure, UsageError) else f"rank {rank}: {reason}"
 
 
 def _entries(trainer: Trainer) -> Iterator[tuple[str, Entry]]:
