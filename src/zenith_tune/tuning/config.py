@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -26,6 +27,7 @@ from zenith_tune.hooks.injection import without_code
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.runners.base import parallel_trials
+from zenith_tune.runners.launch.trackers import TRACKERS_OFF
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.launchers import EVALUATED
 from zenith_tune.shell.placeholders import (
@@ -363,6 +365,8 @@ class StudyConfig:
         notes = [*self.preset.notes(self.command), *of_runner]
         if EVALUATED in self.command:
             notes.append("trials run the text of your script with another training command; the file itself stays")
+        if off := [f"{name}={value}" for name, value in TRACKERS_OFF.items() if name not in os.environ]:
+            notes.append(f"trials make no runs in experiment trackers: {', '.join(off)}, unless you set it yourself")
         if self.secrets:
             notes.append("secrets in the command are masked as *** in every file and in the best command")
         if self.budget.price is None and (price := self.priced_budget.price) is not None:

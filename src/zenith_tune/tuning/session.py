@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from zenith_tune.errors import CommandError, OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
 from zenith_tune.evaluators.early_stop import MIN_SAMPLES, Stakes, study_drift
@@ -35,6 +36,7 @@ from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.strategies.base import TuningStrategy, await_first
 from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
+from zenith_tune.study.left_files import State, state_of, written_files
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, RunKey, Trial
@@ -173,15 +175,31 @@ class StudySession:
         why = "your own command again, to confirm the gain" if again else ""
         trial = self._elsewhere(run)
         if trial is None:
+            before = None if again else self._working_files()
             try:
                 trial = self._run({}, self._preset.baseline_command(self.config.command), run, why)
             except TakenOver:
                 return self.run_baseline(again=again)
+            if before is not None:
+                self._note_written(before)
         if trial.failure == FailureKind.METRIC and not again:
             raise UsageError(f"your own command ran to its end, but {trial.cause} (see {trial.folder})")
         if not again:
             self._refuse_failed_command(trial)
         return trial
+
+    def _working_files(self) -> State | None:
+        place, here = self.config.place, Path.cwd()
+        database = database_path(place.database_url)
+        own = [place.folder.path.absolute(), place.folder.path.absolute().parent, *([database] if database else [])]
+        return state_of(here, [path.absolute() for path in own if path.absolute() != here])
+
+    def _note_written(self, before: State) -> None:
+        """Name the files that the user's own command has written: each trial writes them too."""
+        after = self._working_files()
+        if after is not None and (names := written_files(before, after)):
+            apart = "an option such as --output_dir {trial_folder}/out in your command keeps them apart"
+            self._notifier.noted(f"your own command writes {names}, and so does each trial: {apart}")
 
     def learn(self) -> list[str]:
         """Let the preset learn from the log of the user's own command, and return what it has learnt."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from zenith_tune.runners.hostfile.hosts import LOST_CODE, HostShell, last_line
 from zenith_tune.runners.launch.gang import NODE_RANK, GangLog, gang_environment, portable
 from zenith_tune.runners.launch.process_tree import MARK
+from zenith_tune.runners.launch.trackers import without_trackers
 from zenith_tune.shell import ParsedCommand
 
 LOST_FILE = "lost.json"
@@ -105,7 +106,8 @@ class HostGang:
         own = {} if line.needs_shell else line.assignments()
         meeting = gang_environment(len(order.hosts), rank, order.address, order.port)
         # An assignment of the command's own wins over what it would find.
-        variables = {**portable(os.environ), **meeting, **order.variables, MARK: str(self._folder), **own}
+        around = portable(without_trackers(os.environ))
+        variables = {**around, **meeting, **order.variables, MARK: str(self._folder), **own}
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         argv = ["bash", "-o", "pipefail", "-c", command] if line.needs_shell else line.argv()
         folder = shlex.quote(str(Path.cwd()))

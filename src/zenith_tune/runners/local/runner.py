@@ -24,6 +24,7 @@ from zenith_tune.runners.launch.process_tree import (
     leader_of,
     ticks_at,
 )
+from zenith_tune.runners.launch.trackers import without_trackers
 from zenith_tune.runners.local.gpu_usage import GpuWatch
 from zenith_tune.runners.local.room import LocalRoom, Slot, named_gpus
 from zenith_tune.shell import ParsedCommand
@@ -268,7 +269,7 @@ class PointJob(Job):
 
 def _start(command: str, files: TrialFolder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     line = ParsedCommand.of(command)
-    environment = {**os.environ, **variables, MARK: str(files.path)}
+    environment = {**without_trackers(os.environ), **variables, MARK: str(files.path)}
     if line.needs_shell:
         # With pipefail, so that `train | tee log` fails when the training does.
         bash = shutil.which("bash")

@@ -18,6 +18,7 @@ from zenith_tune.runners.launch.gang import (
 )
 from zenith_tune.runners.launch.own_command import GPUS, PORT, own_command
 from zenith_tune.runners.launch.process_tree import END_MARKED, MARK, end_arguments
+from zenith_tune.runners.launch.trackers import without_trackers
 from zenith_tune.runners.ray import worker as ray_worker
 from zenith_tune.runners.ray.cluster import RayCluster
 from zenith_tune.shell import ParsedCommand
@@ -136,7 +137,7 @@ class RayGang:
         self._end_marks = [f"{rank} {folder}" for rank in range(num_nodes)]
         for rank, worker in enumerate(self._workers):
             meeting = gang_environment(num_nodes, rank, first.address, first.port)
-            own = {name: value for name, value in portable(os.environ).items() if name != GPUS}
+            own = {name: value for name, value in portable(without_trackers(os.environ)).items() if name != GPUS}
             variables = {**own, **meeting, MARK: str(folder), _NODE_MARK: self._end_marks[rank]}
             text = command.replace(NODE_RANK, str(rank))
             ending = end_arguments(self._end_marks[rank], grace_s, _NODE_MARK)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.base import OnState
+from zenith_tune.runners.launch.trackers import without_trackers
 from zenith_tune.runners.slurm.client import JobStatus, SlurmClient, SlurmUnreachableError
 from zenith_tune.runners.slurm.verdict import ENDED
 from zenith_tune.study.files import TrialFolder, write_json
@@ -45,7 +46,8 @@ class SlurmSubmission:
                 there = self._client.named(name) if may_be_there else []
                 job_id, cluster = there[-1].job_id if there else "", ""
                 if not there:
-                    job_id, cluster = self._client.submit(options, script, job_environment(os.environ))
+                    around = job_environment(without_trackers(os.environ))
+                    job_id, cluster = self._client.submit(options, script, around)
             except SlurmUnreachableError as error:
                 if not may_be_there:
                     on_state(f"the scheduler does not answer ({error}): waiting for it")
