@@ -85,11 +85,11 @@ class LayoutBatch:
 
     def recompute_is(self, names: Collection[str]) -> BoolArray:
         """Tell which layouts recompute in one of these ways."""
-        return np.isin(self.recompute, [code for code, name in enumerate(RECOMPUTE_NAMES) if name in names])
+        return np.array([name in names for name in RECOMPUTE_NAMES])[self.recompute]
 
     def schedule_is(self, names: Collection[str]) -> BoolArray:
         """Tell which layouts' pipelines have one of these schedules."""
-        return np.isin(self.schedule, [code for code, name in enumerate(SCHEDULES) if name in names])
+        return np.array([name in names for name in SCHEDULES])[self.schedule]
 
     @classmethod
     def of(cls, **columns: npt.ArrayLike) -> Self:
