@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from zenith_tune.errors import UsageError
 from zenith_tune.hooks.optimizer import StepWatch
 from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.presets.space import SpacePreset, parse_axis
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
@@ -223,3 +226,17 @@ def test_a_study_of_a_file_leaves_the_file_alone(zenithtune: Tune, tmp_path: Pat
     assert json.loads((tmp_path / "c.json").read_text())["model"]["layers"] == 2
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
     assert len(study["trials"]) == 3, "the user's own values are one of the points"
+
+
+@pytest.mark.parametrize("space", [{}, [], None, 3])
+def test_a_space_that_is_no_text_is_refused(space: Any) -> None:
+    with pytest.raises(UsageError, match="space must be a text"):
+        SpacePreset(space=space)
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000 + "]" * 20_000, "- " * 20_000 + "1", "{a: " * 5_000 + "1" + "}" * 5_000])
+def test_a_file_that_is_nested_too_deeply_is_refused_at_once(text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match="nested deeper than 200"):
+        read_yaml(text)
+    assert time.process_time() - began < 1

@@ -71,6 +71,8 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(root: Path) -> None:
         cookie = entered.headers["Set-Cookie"]
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and TOKEN not in cookie
         assert client.get("/data.json", Cookie=f"other=1; {cookie.partition(';')[0]}").status == 200
+        port = client.server.server_address[1]
+    assert Access(TOKEN, port).cookie() != cookie, "a server that starts again asks for the token again"
 
 
 def test_a_token_is_made_up_once_and_kept_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

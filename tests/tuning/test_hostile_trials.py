@@ -336,3 +336,18 @@ def test_an_output_folder_that_no_database_address_can_name_is_refused(tmp_path:
     with pytest.raises(UsageError, match="must not hold"):
         PresetTuner("echo value: {x}", ToyPreset([1]), output_dir=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["get_search_space", "apply_parameters", "evaluator", "get_recommended_strategy"])
+def test_a_preset_that_returns_nothing_is_named_with_what_it_must_return(tmp_path: Path, method: str) -> None:
+    broken = type("Broken", (ToyPreset,), {method: lambda self, *_: None})
+    with pytest.raises(UsageError, match="but returned None"):
+        PresetTuner("echo value: {x}", broken([1]), output_dir=tmp_path, listener=Witness()).optimize()
+
+
+def test_a_full_device_behind_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "zenith_tune.cli.main", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
+    assert "unexpected" not in done.stderr

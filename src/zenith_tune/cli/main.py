@@ -116,7 +116,10 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, SystemFaultError):
         return str(error), 1
     from zenith_tune.registry import raising_plug
+    from zenith_tune.study.faults import is_system_fault
 
+    if is_system_fault(error):
+        return f"the system refuses ({error}): see to it and try again", 1
     plug = raising_plug(error)
     what = f"{plug} raised" if plug else "unexpected"
     return f"{what} {type(error).__name__}: {error} (--debug shows where)", 1

@@ -5,12 +5,14 @@ A preset takes the parts that it needs as base classes, or just defines their me
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import TuningPreset
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.units import whole
@@ -260,11 +262,31 @@ def completed(preset: TuningPreset) -> CompletePreset:
     return found
 
 
+def _checked(method: Callable[..., Any], kind: type) -> Callable[..., Any]:
+    """Return a method of somebody's preset that refuses, in one line, an answer of another kind."""
+
+    @functools.wraps(method)
+    def answer(*args: Any, **options: Any) -> Any:
+        found = method(*args, **options)
+        if not isinstance(found, kind):
+            problem = f"{method.__qualname__} must return a {kind.__name__}, but returned {found!r}"
+            raise UsageError(problem, hint="correct the preset")
+        return found
+
+    return answer
+
+
 class _Completed(CompletePreset):
     def __init__(self, preset: TuningPreset) -> None:
+        from zenith_tune.evaluators.base import TuningEvaluator
+        from zenith_tune.strategies.base import TuningStrategy
+
         self.own = preset
         names = [name for name in dir(CompletePreset) if not name.startswith("_") and hasattr(preset, name)]
         self.__dict__.update({name: getattr(preset, name) for name in names})
+        answers = {"get_search_space": dict, "apply_parameters": str, "evaluator": TuningEvaluator}
+        answers |= {"get_recommended_strategy": TuningStrategy}
+        self.__dict__.update({name: _checked(getattr(preset, name), kind) for name, kind in answers.items()})
 
     def get_search_space(self) -> dict[str, Parameter]:
         return self.own.get_search_space()

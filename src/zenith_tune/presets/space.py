@@ -81,6 +81,8 @@ class SpacePreset(CompletePreset):
     """
 
     def __init__(self, *, space: str) -> None:
+        if not isinstance(space, str):
+            raise UsageError(f"space must be a text, but got {space!r}", hint="write e.g. space='bs=4,8,16'")
         axes = [parse_axis(part) for part in space.split(SEPARATOR)]
         self._options = {name.replace("-", "_"): f"--{name}" for name, _ in axes}
         self._space = {name.replace("-", "_"): parameter for name, parameter in axes}

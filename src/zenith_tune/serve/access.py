@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import ipaddress
 import os
@@ -29,6 +28,7 @@ class Access:
         self.csrf = secrets.token_urlsafe(24)
         """What only the page knows, so that no other page can ask anything of a study."""
         self.cookie_name = f"zenithtune-{port}"
+        self._cookie_value = secrets.token_hex(32)
 
     def knows_host(self, host: str) -> bool:
         """Tell whether a request is meant for this server.
@@ -53,15 +53,15 @@ class Access:
             cookie = SimpleCookie(headers.get("Cookie") or "").get(self.cookie_name)
         except CookieError:
             return False
-        return cookie is not None and _same(cookie.value, self._cookie_value())
+        return cookie is not None and _same(cookie.value, self._cookie_value)
 
     def is_token(self, text: str) -> bool:
         """Compare with the token, in a time that gives nothing of it away."""
         return self.token is not None and _same(text, self.token)
 
     def cookie(self) -> str:
-        """Return the cookie that stands for the token from its first use on."""
-        return f"{self.cookie_name}={self._cookie_value()}; Path=/; HttpOnly; SameSite=Strict"
+        """Return the cookie that stands for the token from its first use on, until the server ends."""
+        return f"{self.cookie_name}={self._cookie_value}; Path=/; HttpOnly; SameSite=Strict"
 
     def refusal(self, headers: Message[str, str]) -> str | None:
         """Return why a request to a study is refused: it must come from this server's own page."""
@@ -71,9 +71,6 @@ class Access:
         if not origin or origin != (headers.get("Host") or "").lower():
             return "a request must come from this server's own page"
         return None if _same(headers.get(CSRF_HEADER) or "", self.csrf) else "the page is out of date: load it again"
-
-    def _cookie_value(self) -> str:
-        return hmac.new((self.token or "").encode(), b"zenithtune cookie", hashlib.sha256).hexdigest()
 
 
 def checked_token(token: str | None) -> str:

@@ -60,7 +60,7 @@ class RecipeConfig:
         """Read a YAML; None of what is no configuration of Megatron-Bridge."""
         try:
             found = read_yaml(text)
-        except (ValueError, RecursionError):
+        except ValueError:
             return None
         is_config = isinstance(found, dict) and isinstance(found.get("model"), dict)
         return cls(dict(_paths(found))) if is_config and isinstance(found.get("train"), dict) else None

@@ -41,7 +41,7 @@ class ConfigFile:
         """What the file holds; None where it cannot be read."""
         try:
             return read_yaml(self.text)
-        except (ValueError, RecursionError):
+        except ValueError:
             return None
 
     def value(self, key: str) -> Value | None:

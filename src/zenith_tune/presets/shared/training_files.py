@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,6 +105,10 @@ def _moved_to(move: SimpleCommand) -> Path | None:
     return _at_home(place.value) if is_home else Path(place.value)
 
 
+_BRACKETS = re.compile(r"[\[\]{}]")
+_MOST_LEVELS = 200
+
+
 def read_yaml(text: str) -> Any:
     """Return what a YAML text holds, or raise ValueError with the line that is wrong.
 
@@ -111,8 +117,13 @@ def read_yaml(text: str) -> Any:
     """
     import yaml  # here, because only jobs with such a file pay for its import
 
+    depths = itertools.accumulate(1 if match[0] in "[{" else -1 for match in _BRACKETS.finditer(text))
+    if max(depths, default=0) > _MOST_LEVELS:  # the time to read them grows with their square
+        raise ValueError(f"nested deeper than {_MOST_LEVELS} levels")
     try:
         return yaml.safe_load(text)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {_MOST_LEVELS} levels") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ValueError(f"line {mark.line + 1}: {error.problem or error.context}" if mark else str(error)) from None
