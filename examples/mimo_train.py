@@ -86,6 +86,9 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, update in single precision")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write a checkpoint at the end")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="continue from a checkpoint, of whatever layout")
+    parser.add_argument(
+        "--finetune", action="store_true", help="take only the weights of --load; other parts may be frozen than there"
+    )
     parser.add_argument("--timeout-s", type=float, default=300.0, help="how long a rank waits for another")
     return parser.parse_args(arguments)
 
@@ -169,6 +172,8 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
     started = int(os.environ.get("WORLD_SIZE", layout.world_size)) if "RANK" in os.environ else layout.world_size
     if started != layout.world_size:
         raise UsageError(f"the layout needs {layout.world_size} ranks, but {started} were started.")
+    if options.finetune and not options.load:
+        raise UsageError("--finetune begins with the weights of --load, but that is not given", hint="give both.")
     if options.load:
         latest_checkpoint(options.load)
     if options.save:
@@ -190,12 +195,17 @@ def check_megatron(options: argparse.Namespace, layout: MimoLayout) -> None:
 
 
 def iteration_line(
-    options: argparse.Namespace, iteration: int, step_s: float, tflops: float, lr: float, done: StepResult
+    options: argparse.Namespace,
+    trainer: Trainer | MegatronTrainer,
+    step_s: float,
+    tflops: float,
+    lr: float,
+    done: StepResult,
 ) -> str:
     """Return one line as Megatron prints it."""
     fields = [
-        f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {iteration:8d}/{options.train_iters:8d}",
-        f"consumed samples: {iteration * options.global_batch_size:12d}",
+        f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {trainer.iteration:8d}/{options.train_iters:8d}",
+        f"consumed samples: {trainer.consumed_samples:12d}",
         f"elapsed time per iteration (ms): {step_s * 1000:.1f}",
         f"throughput per GPU (TFLOP/s/GPU): {tflops:.4f}",
         f"learning rate: {lr:.6E}",
@@ -263,7 +273,7 @@ def train(options: argparse.Namespace) -> None:
     trainer = make_trainer(options)
     if options.load:
         assert isinstance(trainer, Trainer), "refused with another back-end"
-        load_checkpoint(options.load, trainer)
+        load_checkpoint(options.load, trainer, weights_only=options.finetune)
     images, config = images_of(options), config_of(options)
     flops = step_flops(config, options.global_batch_size, sum(images))
     is_last = dist.get_rank() == dist.get_world_size() - 1
@@ -271,14 +281,14 @@ def train(options: argparse.Namespace) -> None:
     if is_last and lr != options.lr:
         print(f"note: the checkpoint's learning rate {lr:g} is kept, not --lr {options.lr:g}", flush=True)
     while trainer.iteration < options.train_iters:
-        seed, size = trainer.iteration, options.global_batch_size
-        batch = RandomSamples(config=config, num_samples=size, seed=seed, num_items=images)
+        size, consumed = options.global_batch_size, trainer.consumed_samples
+        batch = RandomSamples(config=config, num_samples=size, seed=0, num_items=images, begin=consumed)
         begin = time.perf_counter()
         done = trainer.step(batch)
         step_s = time.perf_counter() - begin
         if is_last and trainer.iteration % options.log_interval == 0:
             tflops = flops / step_s / dist.get_world_size() / 1e12
-            print(iteration_line(options, trainer.iteration, step_s, tflops, lr, done), flush=True)
+            print(iteration_line(options, trainer, step_s, tflops, lr, done), flush=True)
     if options.save:
         assert isinstance(trainer, Trainer), "refused with another back-end"
         save_checkpoint(options.save, trainer)

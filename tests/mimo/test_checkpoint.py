@@ -9,7 +9,7 @@ import pytest
 from tests.mentions import mentions
 from tests.mimo.checkpoint_pairs import HUB, READ_BY_ALL
 from tests.mimo.conftest import RunProgram
-from tests.mimo.small_models import CHECKPOINT_LAYOUTS
+from tests.mimo.small_models import CHECKPOINT_LAYOUTS, GLOBAL_BATCH_SIZE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,6 +46,30 @@ def test_a_failed_save_leaves_the_last_checkpoint_and_parts_of_different_saves_a
         assert mentions(rank["damaged"], "cannot load", "damaged")
         assert mentions(rank["no folder"], "rank 0", "file")
         assert not [text for text in rank.values() if isinstance(text, str) and "\n" in text]
+
+
+def test_buffers_schedules_samples_and_random_numbers_go_on_and_weights_alone_begin_another_training(
+    run_program: RunProgram, tmp_path: Path
+) -> None:
+    found = run_program("resume", str(tmp_path))
+    same, other = found["same"], found["other"]
+    vision, language = same
+    for rank in same:
+        saved, loaded = rank["expected"].pop("buffers"), rank["found"].pop("buffers")
+        # The last two are no part of the state.
+        assert saved == [7.0] * len(saved) and loaded == [*saved[:4], *[0.0] * len(saved[4:])]
+        assert rank["found"] == rank["expected"] and rank["found"]["begin"] == [2, 2 * GLOBAL_BATCH_SIZE]
+        assert mentions(rank["without schedule"], "schedule")
+    assert vision["found"]["rates"] == [{"vision": pytest.approx(0.01 / (1 + step))} for step in (2, 3, 4)]
+    assert language["found"]["rates"] == [{"language": pytest.approx(rate)} for rate in (1e-3, 1e-4, 1e-4)]
+    for rank, there in zip(other, [vision, language, language, language], strict=True):
+        assert rank["found"]["own numbers"] and rank["found"]["begin"] == [2, 2 * GLOBAL_BATCH_SIZE]
+        assert rank["found"]["rates"] == there["found"]["rates"]
+        assert rank["found"]["losses"] == pytest.approx(there["found"]["losses"], rel=TOLERANCE)
+        assert mentions(rank["refused"], "frozen", "weights only")
+        before, after = rank["stage two"]["losses"]
+        assert after == pytest.approx(before, rel=TOLERANCE)
+        assert rank["stage two"]["iteration"] == 0 and set(rank["stage two"]["rates"].values()) == {0.5}
 
 
 def worst_of(ranks: list[dict[str, dict[str, float]]]) -> float:

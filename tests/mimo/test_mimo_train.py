@@ -49,6 +49,20 @@ def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(
 
 
 @pytest.mark.slow
+def test_what_was_trained_frozen_is_trained_on_from_its_weights(start_warm: Start, tmp_path: Path) -> None:
+    train(start_warm, f"--freeze-vit --freeze-lm --train-iters 2 --save {tmp_path}/one")
+    refused = start_warm(TRAINER, *SMALL.split(), "--load", f"{tmp_path}/one")
+    assert refused.returncode == 2 and all(mentions(line, "--finetune") for line in refused.stderr.splitlines())
+    output = train(start_warm, f"--load {tmp_path}/one --finetune --lr 0.01 --train-iters 2 --save {tmp_path}/two")
+    assert re.findall(r"iteration +(\d)/.*consumed samples: +(\d+) .*rate: (\S+)", output) == [
+        ("1", "8", "1.000000E-02"),
+        ("2", "16", "1.000000E-02"),
+    ]
+    more = train(start_warm, f"--load {tmp_path}/two --global-batch-size 4 --train-iters 3")
+    assert re.findall(r"consumed samples: +(\d+)", more) == ["20"]
+
+
+@pytest.mark.slow
 def test_torchrun_starts_its_ranks_too(start: Start) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = start(*launcher, TRAINER, "--train-iters", "1")
@@ -100,6 +114,7 @@ def example(has_torch: None) -> ModuleType:
         ("--vocab-size 1", ("tokens", "1")),
         ("--llm-dp two", ("--llm-dp", "'two'")),
         ("--load no-such-folder", ("no-such-folder",)),
+        ("--finetune", ("--finetune", "--load")),
         ("--save README.md", ("--save", "README.md")),
         ("--save /proc/none", ("--save /proc/none",)),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from zenith_mimo.checkpoint_folder import latest_checkpoint, new_save_name, switch_to
+from zenith_mimo.modules import persistent_buffers
 from zenith_mimo.optimizer import ModuleOptimizer
-from zenith_mimo.tensor_parallel import LogicalShard
+from zenith_mimo.random_state import random_state, restore_random_state
+from zenith_mimo.tensor_parallel import LogicalShard, shard_of
 from zenith_mimo.topology import ModuleRole, peers_expected
 from zenith_mimo.trainer import Trainer
 from zenith_tune.errors import SystemFaultError, UsageError
@@ -64,15 +67,15 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonEntry:
-    """A few plain values that every rank reads and one writes."""
+class ValueEntry:
+    """A few plain values that one rank writes."""
 
     value: Any
     take: Callable[[Any], None]
     is_written_here: bool
 
 
-Entry = TensorEntry | JsonEntry
+Entry = TensorEntry | ValueEntry
 
 
 class EntrySavePlanner(SavePlanner):
@@ -105,7 +108,7 @@ class EntrySavePlanner(SavePlanner):
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
         """Return the data of an entry."""
         entry = self._entries[write_item.index.fqn]
-        return io.BytesIO(_encode(entry)) if isinstance(entry, JsonEntry) else entry.tensor.detach()
+        return io.BytesIO(_encode(entry)) if isinstance(entry, ValueEntry) else entry.tensor.detach()
 
 
 class EntryLoadPlanner(LoadPlanner):
@@ -134,10 +137,10 @@ class EntryLoadPlanner(LoadPlanner):
         """Hand plain values to their taker."""
         name = read_item.dest_index.fqn
         entry = self._entries[name]
-        assert isinstance(entry, JsonEntry)
+        assert isinstance(entry, ValueEntry)
         try:
-            found = json.loads(value.getvalue())
-        except ValueError as error:
+            found = _decode(value.getvalue())
+        except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise UsageError(f"the file that holds {name!r} is damaged.") from error
         entry.take(found)
 
@@ -154,8 +157,11 @@ class EntryLoadPlanner(LoadPlanner):
     def _read_items(self, name: str, entry: Entry) -> list[ReadItem]:
         found = self._contents.get(name)
         if found is None:
-            raise UsageError(f"the checkpoint has no {name!r}: it is of another model, or had that part frozen.")
-        if isinstance(entry, JsonEntry):
+            raise UsageError(
+                f"the checkpoint has no {name!r}: it is of another model, or had that part frozen",
+                hint="load its weights only (--finetune), and train from there.",
+            )
+        if isinstance(entry, ValueEntry):
             assert isinstance(found, BytesStorageMetadata)
             whole = MetadataIndex(name)
             return [ReadItem(LoadItemType.BYTE_IO, whole, torch.Size([0]), whole, torch.Size([0]), torch.Size([0]))]
@@ -169,7 +175,7 @@ class EntryLoadPlanner(LoadPlanner):
 
 
 def _write_item(name: str, entry: Entry) -> WriteItem:
-    if isinstance(entry, JsonEntry):
+    if isinstance(entry, ValueEntry):
         data = BytesIOWriteData(nbytes=len(_encode(entry)))
         return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO, bytes_io_data=data)
     tensor_data = TensorWriteData(
@@ -181,24 +187,33 @@ def _write_item(name: str, entry: Entry) -> WriteItem:
     return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=tensor_data)
 
 
-def _encode(entry: JsonEntry) -> bytes:
-    return json.dumps(entry.value).encode()
+def _encode(entry: ValueEntry) -> bytes:
+    written = io.BytesIO()
+    torch.save(entry.value, written)
+    return written.getvalue()
+
+
+def _decode(data: bytes) -> Any:
+    # Up to version 0.2 values were written as JSON.
+    return json.loads(data) if data[:1] == b"{" else torch.load(io.BytesIO(data), weights_only=True)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+TRAINER = "trainer"
+MODEL, RANDOM = "model/", "random/"
 STAMP = "save/"
 """Begins the names of the entries, one for each rank that wrote, that name the save they belong to."""
 
 
 def save_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Write weights, optimizer state and iteration; every rank of the world calls it and writes its own part.
+    """Write all that a training needs to continue; every rank of the world calls it and writes its own part.
 
     The folder's last checkpoint stays until this one is whole.
     """
     rank = trainer.model.topology.rank
     with peers_expected("saving a checkpoint"):
         name: str = _on_first_rank(folder, trainer, lambda: new_save_name(trainer.iteration))
-        stamp = JsonEntry(value=name, take=lambda _: None, is_written_here=True)
+        stamp = ValueEntry(value=name, take=lambda _: None, is_written_here=True)
         entries = {f"{STAMP}{rank}": stamp, **dict(_entries(trainer))}
         try:
             dcp.save(entries, storage_writer=dcp.FileSystemWriter(folder / name), planner=EntrySavePlanner())
@@ -207,21 +222,37 @@ def save_checkpoint(folder: Path, trainer: Trainer) -> None:
         _on_first_rank(folder, trainer, lambda: switch_to(folder, name))
 
 
-def load_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Continue from a checkpoint, whatever layout wrote it; every rank of the world calls it."""
+def load_checkpoint(folder: Path, trainer: Trainer, *, weights_only: bool = False) -> None:
+    """Continue from a checkpoint, whatever layout wrote it; every rank of the world calls it.
+
+    With `weights_only` it is where a new training begins, which may train other parts: nothing but the model is read.
+    Random numbers are continued in the layout that wrote the checkpoint.
+    """
     found = latest_checkpoint(folder)
     stamps: set[str] = set()
+    about: dict[str, Any] = {}
+
+    def entries() -> dict[str, Entry]:
+        if weights_only:
+            return {name: entry for name, entry in _entries(trainer) if name.startswith(MODEL)}
+        is_same_layout = about.get("layout") == _layout_of(trainer)
+        return {name: entry for name, entry in _entries(trainer) if is_same_layout or not name.startswith(RANDOM)}
+
+    def headers(contents: Mapping[str, Any]) -> dict[str, Entry]:
+        names = [name for name in contents if name.startswith(STAMP)]
+        return {TRAINER: _reader(about.update), **{name: _reader(stamps.add) for name in names}}
+
     with peers_expected("loading a checkpoint"):
-        _read(found, lambda contents: {name: _reader(stamps.add) for name in contents if name.startswith(STAMP)})
+        _read(found, headers)
         if len(stamps) > 1:
             raise UsageError(f"cannot load {found}: its files are of different saves, {', '.join(sorted(stamps))}.")
-        _read(found, lambda _: dict(_entries(trainer)))
+        _read(found, lambda _: entries())
         for optimizer in trainer.optimizer.active.values():
             optimizer.write_back()
 
 
-def _reader(take: Callable[[Any], None]) -> JsonEntry:
-    return JsonEntry(value=None, take=take, is_written_here=False)
+def _reader(take: Callable[[Any], None]) -> ValueEntry:
+    return ValueEntry(value=None, take=take, is_written_here=False)
 
 
 def _read(folder: Path, entries_of: Callable[[Mapping[str, Any]], dict[str, Entry]]) -> None:
@@ -264,17 +295,32 @@ def _first_failure(error: dcp.CheckpointException) -> str:
 
 
 def _entries(trainer: Trainer) -> Iterator[tuple[str, Entry]]:
-    topology = trainer.model.topology
+    model, topology = trainer.model, trainer.model.topology
 
-    def take_iteration(value: dict[str, int]) -> None:
+    def take(value: dict[str, Any]) -> None:
         trainer.iteration = value["iteration"]
+        trainer.consumed_samples = value.get("consumed_samples", trainer.iteration * trainer.global_batch_size)
 
+    value = {
+        "iteration": trainer.iteration,
+        "consumed_samples": trainer.consumed_samples,
+        "layout": _layout_of(trainer),
+    }
+    yield TRAINER, ValueEntry(value=value, take=take, is_written_here=topology.rank == 0)
     yield (
-        "trainer",
-        JsonEntry(value={"iteration": trainer.iteration}, take=take_iteration, is_written_here=topology.rank == 0),
+        f"{RANDOM}{topology.rank}",
+        ValueEntry(value=random_state(model.device), take=restore_random_state, is_written_here=True),
     )
     for name, optimizer in trainer.optimizer.active.items():
         yield from _module_entries(name, topology.roles[name], optimizer)
+        for buffer_name, buffer in persistent_buffers(model.parts[name]).items():
+            shard = shard_of(buffer)
+            is_written = topology.roles[name].dp_rank == 0 and _is_own_box(shard, topology.roles[name])
+            yield f"{MODEL}{name}/{buffer_name}", TensorEntry(tensor=buffer, shard=shard, is_written_here=is_written)
+
+
+def _layout_of(trainer: Trainer) -> dict[str, str]:
+    return {name: str(layout) for name, layout in trainer.model.topology.layout.modules.items()}
 
 
 def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -> Iterator[tuple[str, Entry]]:
@@ -282,17 +328,17 @@ def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -
     optimizer.take_changes()
     yield (
         f"optimizer/{module}",
-        JsonEntry(value=optimizer.settings(), take=optimizer.take_settings, is_written_here=is_first),
+        ValueEntry(value=optimizer.settings(), take=optimizer.take_settings, is_written_here=is_first),
     )
     for name, parameter in optimizer.parameters.items():
         if name not in optimizer.trained:
-            is_written = role.dp_rank == 0 and _is_own_box(parameter, role)
+            is_written = role.dp_rank == 0 and _is_own_box(parameter.shard, role)
             yield (
-                f"model/{module}/{name}",
+                f"{MODEL}{module}/{name}",
                 TensorEntry(tensor=parameter, shard=parameter.shard, is_written_here=is_written),
             )
     for piece in optimizer.pieces:
-        is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter, role)
+        is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter.shard, role)
         state = optimizer.state_of(piece)
         # Weights in the precision in which they are updated, so that a run of another precision can go on from them.
         for kind, tensor in {"model": piece.weight, **{moment: state[moment] for moment in MOMENTS}}.items():
@@ -300,6 +346,6 @@ def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -
             yield f"{kind}/{module}/{piece.name}", entry
 
 
-def _is_own_box(parameter: Any, role: ModuleRole) -> bool:
+def _is_own_box(shard: LogicalShard, role: ModuleRole) -> bool:
     """Return whether no earlier rank of the tensor-parallel group holds the same box."""
-    return role.tp_rank == 0 or not parameter.shard.is_whole
+    return role.tp_rank == 0 or not shard.is_whole

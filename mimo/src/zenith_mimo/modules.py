@@ -14,12 +14,12 @@ from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import (
     ColumnLinear,
     LayerNorm,
-    LogicalShard,
     RowLinear,
     StageBlocks,
     TensorParallel,
     VocabEmbedding,
     fill_parameters,
+    shard_of,
     vocab_cross_entropy,
 )
 from zenith_mimo.topology import ModuleRole, Topology
@@ -274,14 +274,18 @@ class MimoModel(nn.Module):
             group=role.groups.tp, size=role.layout.tp, rank=role.tp_rank, device=self.device, dtype=self.dtype
         )
         module = build(tp, role.pp_rank, role.layout.pp)
-        for name, parameter in module.named_parameters():
-            if hasattr(parameter, "shard"):
-                continue
-            if role.layout.tp > 1:
+        for name, tensor in {**dict(module.named_parameters()), **persistent_buffers(module)}.items():
+            if not hasattr(tensor, "shard") and role.layout.tp > 1:
                 problem = f"{role.name} cannot be split by tensor parallelism, since {name} does not say its shard"
                 raise UsageError(f"{problem}, but tp is {role.layout.tp}", hint="set it to 1.")
-            parameter.shard = LogicalShard.split(tuple(parameter.shape), dim=None, parts=1, index=0)
+            tensor.shard = shard_of(tensor)
         return module
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that are part of a module's state."""
+    state = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
 
 
 def _build_example(config: MimoConfig, name: str, tp: TensorParallel, stage: int, num_stages: int) -> nn.Module:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from zenith_mimo.gradients import ModuleGradients, full_precision, owned_rows
 from zenith_mimo.grid import HyperCommGrid
@@ -50,8 +52,10 @@ class OptimizerConfig:
 
 
 SETTINGS = ("lr", "weight_decay", "betas", "eps")
-COPIES = "full_precision"
-"""The entry of a module's state for weights that are more precise than the model's."""
+COPIES, SCHEDULE = "full_precision", "schedule"
+"""Entries of a module's state: weights that are more precise than the model's, and its learning-rate schedule."""
+MakeSchedule = Callable[[str, Optimizer], LRScheduler]
+"""Makes one of torch's learning-rate schedules for the module of that name."""
 
 
 class OwnedPiece:
@@ -86,7 +90,14 @@ class OwnedPiece:
 class ModuleOptimizer:
     """The AdamW of one module's trained parameters on this rank; frozen ones are left as they are."""
 
-    def __init__(self, module: nn.Module, role: ModuleRole, config: OptimizerConfig, device: str) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        role: ModuleRole,
+        config: OptimizerConfig,
+        device: str,
+        make_schedule: MakeSchedule | None = None,
+    ) -> None:
         self._role, self._config, self._device = role, config, device
         self.is_sharded = config.use_distributed_optimizer and role.layout.dp > 1
         self._num_owners, self._owner = (role.layout.dp, role.dp_rank) if self.is_sharded else (1, 0)
@@ -105,6 +116,7 @@ class ModuleOptimizer:
             {"params": [p.weight for p in self.pieces if p.weight.dim() == 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+        self.schedule = None if make_schedule is None else make_schedule(role.name, self.optimizer)
 
     def _spans_of(self, owner: int) -> list[tuple[str, tuple[int, int]]]:
         """Return the rows of each parameter that an owner updates."""
@@ -148,6 +160,8 @@ class ModuleOptimizer:
         """Update the owned rows and fetch the others; return whether it succeeded."""
         self.take_changes()
         is_done = self.optimizer.step() is not False
+        if self.schedule is not None:
+            self.schedule.step()
         self.write_back()
         return is_done
 
@@ -167,11 +181,12 @@ class ModuleOptimizer:
         """Return AdamW's state, and the owned rows that are more precise than the model's, by name."""
         self.take_changes()
         copies = {piece.name: piece.weight.detach() for piece in self.pieces if piece.is_copy}
-        return {**self.optimizer.state_dict(), COPIES: copies}
+        return {**self.optimizer.state_dict(), COPIES: copies, SCHEDULE: self._schedule_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; where the model's weights are others, these count."""
         self.optimizer.load_state_dict(dict(state))
+        self._take_schedule(state.get(SCHEDULE))
         for piece in self.pieces:
             if (saved := state.get(COPIES, {}).get(piece.name)) is not None and piece.is_copy:
                 piece.weight.detach().copy_(saved)
@@ -193,7 +208,10 @@ class ModuleOptimizer:
         """Return the number of steps done and the settings of each parameter group, as plain values."""
         groups = [{name: group[name] for name in SETTINGS} for group in self.optimizer.param_groups]
         num_steps = max((int(self.state_of(piece)["step"]) for piece in self.pieces), default=0)
-        return {"step": num_steps, "groups": groups}
+        return {"step": num_steps, "groups": groups, SCHEDULE: self._schedule_state()}
+
+    def _schedule_state(self) -> dict[str, Any] | None:
+        return None if self.schedule is None else self.schedule.state_dict()
 
     def take_settings(self, value: dict[str, Any]) -> None:
         """Take over what `settings` returned."""
@@ -201,6 +219,18 @@ class ModuleOptimizer:
             self.state_of(piece)["step"].fill_(value["step"])
         for group, saved in zip(self.optimizer.param_groups, value["groups"], strict=True):
             group.update({**saved, "betas": tuple(saved["betas"])})
+        self._take_schedule(value.get(SCHEDULE))
+
+    def _take_schedule(self, state: dict[str, Any] | None) -> None:
+        if (state is None) != (self.schedule is None):
+            there, here = ("none", "one") if state is None else ("one", "none")
+            raise UsageError(
+                f"the learning-rate schedule of {self._role.name} must be that of the checkpoint, but it has {there} "
+                f"and this run {here}",
+                hint="give the same schedule, or load the weights only.",
+            )
+        if self.schedule is not None and state is not None:
+            self.schedule.load_state_dict(state)
 
     def _gather_weights(self) -> None:
         by_owner = [
@@ -325,8 +355,13 @@ class MimoOptimizer:
         return float(verdict)
 
 
-def get_mimo_optimizer(model: MimoModel, config: OptimizerConfig) -> MimoOptimizer:
-    """Return the optimizer of a model, with one part for each module on this rank."""
+def get_mimo_optimizer(
+    model: MimoModel, config: OptimizerConfig, schedule: MakeSchedule | None = None
+) -> MimoOptimizer:
+    """Return the optimizer of a model, with one part for each module on this rank.
+
+    A schedule, `lambda module, optimizer: CosineAnnealingLR(optimizer, 1000)`, moves on with each update.
+    """
     if config.num_distributed_optimizer_instances != 1:
         raise UsageError(
             f"num_distributed_optimizer_instances must be 1, but got {config.num_distributed_optimizer_instances}: "
@@ -336,7 +371,7 @@ def get_mimo_optimizer(model: MimoModel, config: OptimizerConfig) -> MimoOptimiz
     for name, grid in model.topology.grids.items():
         role = model.topology.roles.get(name)
         infos[name] = ModuleOptimizerInfo(
-            optimizer=ModuleOptimizer(model.parts[name], role, config, model.device) if role else None,
+            optimizer=ModuleOptimizer(model.parts[name], role, config, model.device, schedule) if role else None,
             grid=grid,
             pg_collection=role.groups if role else None,
             is_active=role is not None,

@@ -81,6 +81,8 @@ class RandomSamples:
     num_samples: int
     seed: int
     num_items: Sequence[int]
+    begin: int = 0
+    """Samples of this seed that are passed over."""
 
     def __len__(self) -> int:
         return self.num_samples
@@ -94,7 +96,7 @@ class RandomSamples:
         return [self._make(index, list(self.config.encoders)) for index in range(self.num_samples)]
 
     def _make(self, index: int, encoders: list[str]) -> Sample:
-        config, seed = self.config, self.seed * self.num_samples + index
+        config, seed = self.config, self.seed * self.num_samples + self.begin + index
         num_items = self.num_items[index % len(self.num_items)]
         generator = torch.Generator().manual_seed(seed)
         length = config.language.seq_length

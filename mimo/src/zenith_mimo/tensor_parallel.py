@@ -57,6 +57,12 @@ class LogicalShard:
         return whole[tuple(slice(o, o + n) for o, n in zip(self.offsets, self.sizes, strict=True))]
 
 
+def shard_of(tensor: Tensor) -> LogicalShard:
+    """Return the box that a parameter or buffer says it is, else the whole."""
+    whole = LogicalShard.split(tuple(tensor.shape), dim=None, parts=1, index=0)
+    return getattr(tensor, "shard", whole)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallel:
     """The group over which layers are split, this rank's place in it, and the device and type of parameters."""

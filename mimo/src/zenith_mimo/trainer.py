@@ -184,7 +184,10 @@ class Trainer:
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self.model, self.optimizer = model, optimizer
         self._schedule = make_schedule(model)
+        self.global_batch_size = global_batch_size
         self.iteration = 0
+        self.consumed_samples = 0
+        """Where the data continues."""
 
     def step(self, batch: SampleSource) -> StepResult:
         """Train on one global batch."""
@@ -192,6 +195,7 @@ class Trainer:
             loss, num_tokens = self.accumulate(batch)
             success, norm, num_zeros = self.optimizer.step()
         self.iteration += 1
+        self.consumed_samples += len(batch)
         return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
 
     def close(self) -> None:

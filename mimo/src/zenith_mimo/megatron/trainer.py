@@ -52,6 +52,7 @@ class MegatronTrainer:
         self._micro_batch_size = micro_batch_size
         self.model = model
         self.iteration = 0
+        self.consumed_samples = 0
         self._item_inputs = item_inputs
         self._losses = LossSum()
         is_sharded = optimizer.use_distributed_optimizer
@@ -70,6 +71,7 @@ class MegatronTrainer:
             loss, num_tokens = self.accumulate(batch)
             success, norm, num_zeros = self.optimizer.step()
         self.iteration += 1
+        self.consumed_samples += len(batch)
         return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
 
     def accumulate(self, batch: SampleSource) -> tuple[float, int]:
