@@ -15,6 +15,7 @@ from zenith_mimo.grid import HyperCommGrid
 from zenith_mimo.modules import MimoModel
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.topology import ModuleRole
+from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.modules import LANGUAGE, lane_partners, rows_of_lanes
 
 
@@ -145,7 +146,7 @@ class StageLinks:
 
     def __init__(self, model: MimoModel, role: ModuleRole) -> None:
         topology = model.topology
-        self._role, self._module = role, model.parts[role.name]
+        self._role, self._model, self._module = role, model, model.parts[role.name]
         self._forward = Channel(topology.forward_group, device=model.device, dtype=model.dtype)
         self._backward = Channel(topology.backward_group, device=model.device, dtype=model.dtype)
         ends = (model.row_width, self._forward, self._backward)
@@ -178,9 +179,11 @@ class StageLinks:
     def send_forward(self, output: Tensor, batch: MicroBatch) -> None:
         """Hand this stage's output on."""
         if self._after is not None:
+            check_type(self._role.name, output, self._model.dtype)
             self._sent.append(output.shape)
             self._forward.send(output, self._after)
         elif self._source is not None:
+            check_rows(self._role.name, output, batch, self._model)
             self._source.send_forward(output.detach(), batch.rows_per_sample[self._role.name])
 
     def receive_backward(self) -> Tensor | None:
@@ -201,6 +204,26 @@ class StageLinks:
         """Wait until everything sent has been taken."""
         self._forward.flush()
         self._backward.flush()
+
+
+def check_type(name: str, output: Tensor, dtype: torch.dtype) -> None:
+    """Raise UsageError for what the next stage would take for numbers of another type."""
+    if output.dtype != dtype:
+        raise UsageError(
+            f"the stages of {name} must return {dtype}, the type of the model, but one returns {output.dtype}",
+            hint="cast its output, or give the model that dtype.",
+        )
+
+
+def check_rows(name: str, rows: Tensor, batch: MicroBatch, model: MimoModel) -> None:
+    """Raise UsageError for rows that are not what the language model waits for."""
+    check_type(name, rows, model.dtype)
+    expected = (sum(batch.rows_per_sample[name]), model.row_width)
+    if tuple(rows.shape) != expected:
+        raise UsageError(
+            f"{name} must return {expected[0]} rows of {expected[1]} numbers for these samples, but returns "
+            f"{list(rows.shape)}: check its projector and the samples' num_rows."
+        )
 
 
 def grad_of(tensor: Tensor) -> Tensor:

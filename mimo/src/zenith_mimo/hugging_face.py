@@ -87,6 +87,7 @@ class CausalStage(nn.Module):
         inner, is_last = model.model, stage == num_stages - 1
         layers = stage_layers(config.num_hidden_layers, stage, num_stages)
         self._token_ids, self._width = dict(sorted(token_ids.items())), config.hidden_size
+        self.vocab_size: int = config.vocab_size
         self.embed_tokens = inner.embed_tokens if stage == 0 else None
         self.layers = nn.ModuleDict({str(layer): inner.layers[layer] for layer in layers})
         self.norm = inner.norm if is_last else None

@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
             config.transformer, tp, stage=stage, num_stages=num_stages, is_causal=True, recompute=recompute
         )
         self.head = Head(config, tp) if stage == num_stages - 1 else None
-        self._width = config.transformer.hidden_size
+        self._width, self.vocab_size = config.transformer.hidden_size, config.vocab_size
 
     def embed(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the first stage's hidden vectors."""
@@ -215,6 +215,9 @@ class EncoderStage(Protocol):
 
 class LanguageStage(Protocol):
     """A rank's part of the language model: any nn.Module with these methods and a callable `blocks`."""
+
+    vocab_size: int
+    """The number of tokens that it knows."""
 
     def embed(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the hidden vectors of the text with the encoders' rows in it; asked of the first stage."""

@@ -103,6 +103,10 @@ class ModuleOptimizer:
         self._num_owners, self._owner = (role.layout.dp, role.dp_rank) if self.is_sharded else (1, 0)
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.trained = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        for name, parameter in self.trained.items():
+            if parameter.dim() == 0:
+                problem = f"trained parameters must have a dimension, but {role.name} has the scalar {name}"
+                raise UsageError(problem, hint="give it the shape [1], or freeze it.")
         self.gradients = ModuleGradients(
             self.trained.values(),
             role.groups.dp,

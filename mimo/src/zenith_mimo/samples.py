@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.modules import MimoConfig
 
 
@@ -63,11 +64,34 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
     )
 
 
+def check_tokens(batch: MicroBatch, vocab_size: int) -> None:
+    """Raise UsageError for tokens that the language model does not know."""
+    for tokens in (batch.tokens, batch.labels):
+        least, most = (int(token) for token in tokens.aminmax())
+        if least < 0 or most >= vocab_size:
+            raise UsageError(
+                f"token ids must be 0 to {vocab_size - 1}, but the samples have {least if least < 0 else most}",
+                hint="use the model's own tokenizer, or enlarge its vocabulary.",
+            )
+
+
 def lane_samples(
-    source: SampleSource, encoder: str | None, *, index: int, num_microbatches: int, lane: int, dp: int
+    source: SampleSource,
+    encoder: str | None,
+    *,
+    index: int,
+    num_microbatches: int,
+    global_batch_size: int,
+    lane: int,
+    dp: int,
 ) -> list[Sample]:
     """Return what lane `lane` of `dp` takes of micro-batch `index`: neighbours stay together whatever dp is."""
-    size = len(source) // num_microbatches
+    if len(source) != global_batch_size:
+        raise UsageError(
+            f"a step takes the {global_batch_size} samples of the global batch, but got {len(source)}",
+            hint="drop the last batch if it is smaller, or change global_batch_size.",
+        )
+    size = global_batch_size // num_microbatches
     share = size // dp
     begin = index * size + lane * share
     return [source.read(position, encoder) for position in range(begin, begin + share)]

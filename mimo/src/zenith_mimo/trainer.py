@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zenith_mimo.bridge import HIDDEN, ColocatedBridge, StageLinks
+from zenith_mimo.bridge import HIDDEN, ColocatedBridge, StageLinks, check_rows
 from zenith_mimo.modules import LanguageStage, MimoModel
 from zenith_mimo.optimizer import MimoOptimizer
-from zenith_mimo.samples import MicroBatch, SampleSource, collate, lane_samples
+from zenith_mimo.samples import MicroBatch, SampleSource, check_tokens, collate, lane_samples
 from zenith_mimo.topology import peers_expected
 from zenith_tune.planner.mimo.modules import LANGUAGE
 
@@ -128,6 +128,7 @@ class ColocatedSchedule:
     def _carry(self, name: str, batch: MicroBatch, language: MicroBatch) -> Tensor:
         part = self._model.parts[name]
         rows = part.rows(part.blocks(part.embed(batch.items[name].to(self._model.device, self._model.dtype))))
+        check_rows(name, rows, batch, self._model)
         return self._bridges[name].carry(rows, batch.rows_per_sample[name], language.rows_per_sample[name])
 
 
@@ -183,7 +184,8 @@ class Trainer:
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self.model, self.optimizer = model, optimizer
-        self._schedule = make_schedule(model)
+        with peers_expected("making the trainer"):
+            self._schedule = make_schedule(model)
         self.global_batch_size = global_batch_size
         self.iteration = 0
         self.consumed_samples = 0
@@ -216,8 +218,12 @@ class Trainer:
         def read(name: str, index: int) -> MicroBatch:
             role = self.model.topology.roles[name]
             encoder = name if name != LANGUAGE and role.is_first_stage else None
-            place = {"index": index, "lane": role.dp_rank, "dp": role.layout.dp}
-            return collate(lane_samples(batch, encoder, num_microbatches=self._num_microbatches, **place))
+            sizes = {"num_microbatches": self._num_microbatches, "global_batch_size": self.global_batch_size}
+            samples = lane_samples(batch, encoder, index=index, lane=role.dp_rank, dp=role.layout.dp, **sizes)
+            microbatch = collate(samples)
+            if name == LANGUAGE:
+                check_tokens(microbatch, self.model.parts[LANGUAGE].vocab_size)
+            return microbatch
 
         def before_last() -> None:
             for one in gradients:

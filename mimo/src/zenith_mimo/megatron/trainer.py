@@ -49,7 +49,7 @@ class MegatronTrainer:
     ) -> None:
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
-        self._micro_batch_size = micro_batch_size
+        self._micro_batch_size, self._global_batch_size = micro_batch_size, global_batch_size
         self.model = model
         self.iteration = 0
         self.consumed_samples = 0
@@ -114,7 +114,8 @@ class MegatronTrainer:
             for name in topology.groups:
                 encoder = name if name != LANGUAGE and topology.stage(name) == 0 else None
                 place = {"index": index, "lane": topology.lane(name), "dp": topology.layout.modules[name].dp}
-                read[name] = collate(lane_samples(batch, encoder, num_microbatches=self._num_microbatches, **place))
+                sizes = {"num_microbatches": self._num_microbatches, "global_batch_size": self._global_batch_size}
+                read[name] = collate(lane_samples(batch, encoder, **sizes, **place))
             text = read[LANGUAGE] if LANGUAGE in read else next(iter(read.values()))
             items = {name: one.items[name].to(device, self.model.dtype) for name, one in read.items() if one.items}
             yield {
