@@ -98,6 +98,7 @@ _AROUND = (
         "{} | cat",
         "! {}",
     ),
+    *("yes | {}", "seq 3 | {}", "zcat -f /dev/null | {}", 'A="${{TWO:-5}}" {}', "A=$'x\\ty' {}"),
     *("true; {}; echo done", "{} # --micro-batch-size 4", "A=1 {}", "A='x y' B=\"$SET z\" {}", "cat <<E\nno\nE\n{}"),
 )
 
@@ -337,6 +338,9 @@ def fuzz_secrets(rng: random.Random, count: int) -> Findings:
             ("{}", "cd /x && {}", "bash -c '{}'" if "'" not in command else "{}", "{} | tee log")
         ).format(command)
         secrets = find_secrets(command)
+        number = str(rng.randint(100, 999))
+        if (line := f"tokens/s: 7{number}5.{number}") != mask(line, find_secrets(f"API_KEY={number} {command}")):
+            found.append(f"a value was changed: {line} by the secret {number}")
         printed = f"Namespace(lr=3, x='{secret}') {rng.choice((secret, json.dumps(secret), f'Bearer {secret}'))}"
         if secret in mask(command, secrets) or secret in mask(printed, secrets):
             found.append(f"shown: {command}")
