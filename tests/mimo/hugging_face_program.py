@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     CLIPVisionConfig,
@@ -23,7 +24,8 @@ from transformers import (
 )
 
 from tests.mimo.forked_world import run_world
-from zenith_mimo.hugging_face import CausalStage, VisionStage
+from zenith_mimo.checkpoint import save_checkpoint
+from zenith_mimo.hugging_face import CausalStage, VisionStage, export_module
 from zenith_mimo.modules import BuildStage, MimoModel
 from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
 from zenith_mimo.samples import Sample, collate
@@ -49,6 +51,7 @@ LAYOUTS = {
 }
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-2, clip_grad=0.5)
 NUM_STEPS = 3
+VISION_MODELS = {"clip": CLIPVisionModel, "siglip": SiglipVisionModel}
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ def train(root: Path, tower: str) -> dict[str, list[float]]:
         model = MimoModel(builders(root, tower), topology, row_width=WIDTH)
         trainer = Trainer(model, get_mimo_optimizer(model, OPTIMIZER), micro_batch_size=2, global_batch_size=8)
         steps = [trainer.step(Images(step)) for step in range(NUM_STEPS)]
+        save_checkpoint(root / "saved" / tower / name, trainer)
         found[name] = [number for step in steps for number in (step.loss, step.grad_norm or 0.0)]
         trainer.close()
     return found
@@ -110,7 +114,7 @@ def train(root: Path, tower: str) -> dict[str, list[float]]:
 def train_whole(root: Path, tower: str) -> dict[str, list[float]]:
     """Return the same of the whole models, run by transformers themselves."""
     stage = builders(root, tower)["vision"](TensorParallel(), 0, 1)
-    vision = {"clip": CLIPVisionModel, "siglip": SiglipVisionModel}[tower].from_pretrained(root / tower)
+    vision = VISION_MODELS[tower].from_pretrained(root / tower)
     language = LlamaForCausalLM.from_pretrained(root / "llama")
     parameters = [p for m in (vision, stage.projector, language) for p in m.parameters()]
     groups = [
@@ -137,7 +141,38 @@ def train_whole(root: Path, tower: str) -> dict[str, list[float]]:
         norm = nn.utils.clip_grad_norm_(parameters, OPTIMIZER.clip_grad)
         optimizer.step()
         found += [float(loss.detach()), float(norm)]
+    trained = {
+        "vision": vision.state_dict(),
+        "language": language.state_dict(),
+        "projector": stage.projector.state_dict(),
+    }
+    torch.save(trained, root / f"{tower}.pt")
     return {"whole": found}
+
+
+def exported(root: Path, tower: str) -> dict[str, float]:
+    """Return by how much the weights that each layout saved differ, as transformers load them after the export."""
+    trained = torch.load(root / f"{tower}.pt")
+    found = {}
+    for name in LAYOUTS:
+        saved, target = root / "saved" / tower / name, root / "exported" / tower / name
+        export_module(saved, "vision", root / tower, target / "vision")
+        export_module(saved, "language", root / "llama", target / "language")
+        models = {
+            "vision": VISION_MODELS[tower].from_pretrained(target / "vision"),
+            "language": LlamaForCausalLM.from_pretrained(target / "language"),
+        }
+        for module, model in models.items():
+            weights = model.state_dict()
+            assert weights.keys() == trained[module].keys()
+            found[f"{name} {module}"] = max(float((weights[key] - trained[module][key]).abs().max()) for key in weights)
+        projector = load_file(target / "vision" / "projector.safetensors")
+        assert projector.keys() == {"projector.weight", "projector.bias"}
+        before = VISION_MODELS[tower].from_pretrained(root / tower).state_dict()
+        moved = [float((before[key] - weight).abs().max()) for key, weight in trained["vision"].items()]
+        found[f"{name} moved"] = max(moved)
+        found[f"{name} projector"] = float((projector["projector.weight"] - trained["projector"]["weight"]).abs().max())
+    return found
 
 
 def refusals(root: Path) -> dict[str, str]:
@@ -147,6 +182,8 @@ def refusals(root: Path) -> dict[str, str]:
         "tp": lambda: build["language"](TensorParallel(size=2), 0, 1),
         "folder": lambda: builders(root, "none")["vision"](TensorParallel(), 0, 1),
         "stages": lambda: build["vision"](TensorParallel(), 0, 3),
+        "source": lambda: export_module(root / "saved/siglip/shared", "language", root / "clip", root / "new"),
+        "target": lambda: export_module(root / "saved/siglip/shared", "vision", root / "siglip", root / "clip"),
     }
     found = {}
     for name, attempt in attempts.items():
@@ -165,6 +202,7 @@ def main() -> None:
     for tower in ("siglip", "clip"):
         (whole,) = run_world(1, functools.partial(train_whole, root, tower))
         found[tower] = {**whole, "ranks": run_world(4, functools.partial(train, root, tower))}
+        (found[tower]["exported"],) = run_world(1, functools.partial(exported, root, tower))
     (found["refusals"],) = run_world(1, functools.partial(refusals, root))
     print(json.dumps(found))
 

@@ -23,6 +23,10 @@ def test_a_vision_tower_and_a_language_model_of_transformers_train_as_they_do_wh
         assert whole[0] != whole[2]
         for rank in found[tower]["ranks"]:
             assert rank == {layout: pytest.approx(whole, rel=2e-5) for layout in ("own ranks", "shared")}
+        exported = found[tower]["exported"]
+        assert min(exported.pop(f"{layout} moved") for layout in ("own ranks", "shared")) > 1e-3
+        assert len(exported) == 6 and max(exported.values()) < 2e-5
     refused = found["refusals"]
     assert mentions(refused["tp"], "tp", 2) and mentions(refused["folder"], "config.json")
     assert mentions(refused["stages"], 3, 2)
+    assert mentions(refused["source"], "'language'", "clip") and mentions(refused["target"], "clip")

@@ -1,22 +1,34 @@
-"""Stages of Hugging Face's vision towers and language models, with weights from a folder of safetensors files."""
+"""Stages of Hugging Face's vision towers and language models: weights from safetensors files, and back to them."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zenith_mimo.checkpoint import MODEL
+from zenith_mimo.checkpoint_folder import latest_checkpoint
 from zenith_mimo.gradients import full_precision
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_tune.errors import UsageError
+from zenith_tune.planner.mimo.modules import LANGUAGE
 from zenith_tune.planner.mimo.work import stage_layers
+
+Prefixes = Mapping[str, str]
+"""What stands before a weight's name in a folder's files, by the first part of the name; "" for all others."""
+TOWER: Prefixes = {"layers": "vision_model.encoder.", "": "vision_model."}
+CAUSAL: Prefixes = {"lm_head": "", "": "model."}
 
 
 class VisionStage(nn.Module):
@@ -40,7 +52,7 @@ class VisionStage(nn.Module):
         self.layers = nn.ModuleDict({str(layer): tower.encoder.layers[layer] for layer in layers})
         is_last = stage == num_stages - 1
         self.post_layernorm = tower.post_layernorm if is_last else None
-        fill_from_folder(self, folder, {"layers": "vision_model.encoder.", "": "vision_model."}, tp)
+        fill_from_folder(self, folder, TOWER, tp)
         self.projector = nn.Linear(config.hidden_size, width) if is_last else None
         if self.projector is not None:
             generator = torch.Generator().manual_seed(seed)
@@ -94,7 +106,7 @@ class CausalStage(nn.Module):
         self.lm_head = model.lm_head if is_last else None
         if config.tie_word_embeddings:
             model.lm_head.weight = inner.embed_tokens.weight
-        fill_from_folder(self, folder, {"lm_head": "", "": "model."}, tp)
+        fill_from_folder(self, folder, CAUSAL, tp)
         # Without weights; made again because those on the meta device have no values.
         self._rotary = [type(inner.rotary_emb)(config).to(tp.device)]
         self.to(tp.device, tp.dtype)
@@ -140,13 +152,11 @@ def refuse_tp(what: str, tp: TensorParallel) -> None:
         raise UsageError(f"{what} of transformers is not split by tensor parallelism here, but tp is {tp.size}: set 1.")
 
 
-def fill_from_folder(module: nn.Module, folder: Path, prefixes: Mapping[str, str], tp: TensorParallel) -> None:
-    """Give a stage its weights: only its own tensors are read. `prefixes` are by first name, "" for all others."""
+def fill_from_folder(module: nn.Module, folder: Path, prefixes: Prefixes, tp: TensorParallel) -> None:
+    """Give a stage its weights: only its own tensors are read."""
     files = _files_of(folder)
     for name, parameter in list(module.named_parameters()):
-        key = prefixes.get(name.partition(".")[0], prefixes[""]) + name
-        # A tower that was saved alone may leave its own name out.
-        key = key if key in files else key.removeprefix("vision_model.")
+        key = _key_of(name, prefixes, files)
         if key not in files:
             raise UsageError(f"{folder} has no weight {key!r}: it is of another model.")
         with safe_open(files[key], framework="pt") as opened:
@@ -156,6 +166,51 @@ def fill_from_folder(module: nn.Module, folder: Path, prefixes: Mapping[str, str
             raise UsageError(f"{key!r} has the shape {found}: they are not of one model.")
         owner = module.get_submodule(name.rpartition(".")[0])
         setattr(owner, name.rpartition(".")[2], nn.Parameter(weight.to(tp.device, tp.dtype)))
+
+
+def _key_of(name: str, prefixes: Prefixes, files: Mapping[str, Path]) -> str:
+    """Return the name in a folder's files of a stage's weight."""
+    key = prefixes.get(name.partition(".")[0], prefixes[""]) + name
+    # A tower that was saved alone may leave its own name out.
+    return key if key in files else key.removeprefix("vision_model.")
+
+
+def export_module(checkpoint: Path, module: str, source: Path, target: Path) -> None:
+    """Write a checkpoint's vision tower or language model as a folder like `source`, which it was made from.
+
+    What the checkpoint does not hold is taken from `source`. What `source` has no place for, the projector, comes under
+    its name in the runtime into `projector.safetensors`. One process does it, without ranks.
+    """
+    found, files = latest_checkpoint(checkpoint), _files_of(source)
+    contents: dict[str, Any] = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
+    start, prefixes = f"{MODEL}{module}/", CAUSAL if module == LANGUAGE else TOWER
+    names = {_key_of(name.removeprefix(start), prefixes, files): name for name in contents if name.startswith(start)}
+    if not names.keys() & files.keys():
+        raise UsageError(f"{found} has no module {module!r} with the weights of {source}", hint="give its own folder.")
+    if target.exists():
+        raise UsageError(f"{target} exists already", hint="give a new folder.")
+    shutil.copytree(
+        source, target, ignore=lambda _, entries: {name for name in entries if name.endswith(".safetensors")}
+    )
+    for path in sorted(set(files.values())):
+        with safe_open(path, framework="pt") as opened:
+            weights = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 - it is no mapping
+        trained = _read_weights(found, {key: names[key] for key in names.keys() & weights.keys()}, contents)
+        weights |= {key: weight.to(weights[key].dtype) for key, weight in trained.items()}
+        save_file(weights, target / path.name, metadata={"format": "pt"})
+    own = {name.removeprefix(start): name for key, name in names.items() if key not in files}
+    if own:
+        save_file(_read_weights(found, own, contents), target / "projector.safetensors", metadata={"format": "pt"})
+
+
+def _read_weights(checkpoint: Path, names: Mapping[str, str], contents: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return whole tensors of a checkpoint; `names` are theirs there by those that are wanted."""
+    empty = {name: torch.empty(contents[name].size, dtype=contents[name].properties.dtype) for name in names.values()}
+    with warnings.catch_warnings():
+        # It says that there are no other ranks.
+        warnings.filterwarnings("ignore", "torch.distributed is")
+        dcp.load(empty, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
+    return {key: empty[name] for key, name in names.items()}
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
