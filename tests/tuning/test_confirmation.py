@@ -80,6 +80,13 @@ def test_what_is_in_doubt_runs_again_the_own_command_first(
     assert verdict.low is not None and verdict.high is not None and verdict.low < speedup < verdict.high
 
 
+def test_a_machine_whose_runs_disagree_is_called_too_noisy_with_what_was_seen(tmp_path: Path) -> None:
+    disagreeing = "$n == 0 ? 1000 : $n == 4 ? 400 : $n >= 5 ? 1000 : $x == 3 ? 1300 : 900"
+    study, witness = confirmed(tmp_path, disagreeing.replace("$n", "n"))
+    assert witness.end is not None and witness.end.verdict is not None and study.is_within_noise
+    assert "too noisy" in witness.end.verdict.headline and "2.5x" in witness.end.verdict.headline
+
+
 def test_the_patient_have_a_clear_gain_confirmed_too(tmp_path: Path) -> None:
     _, witness = confirmed(tmp_path, "$x == 3 ? 1900 : 1000", patience="thorough")
     assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials[4:]] == [(True, True), (False, True)]

@@ -16,6 +16,8 @@ from zenith_tune.units import count, format_bytes, format_seconds, format_value,
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
 SAFER = 0.90
+TOO_NOISY = 1.2
+"""A ratio between two runs of one command that only other load on the machine explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +219,10 @@ def _faster(trial: Trial) -> str:
 
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:
     if study.is_within_noise:
+        worst = math.exp(max(map(abs, study.rerun_ratios()), default=0.0))
+        if worst > TOO_NOISY:
+            noise = f"runs of one command differed by up to {worst:.2g}x"
+            return f"the machine is too noisy to tell: {noise}; measured {speedup:.2f}x ({low:.2f} to {high:.2f})"
         return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
     assert study.best is not None
     how = "confirmed" if is_confirmed else "clear" if study.is_clear else "not confirmed"

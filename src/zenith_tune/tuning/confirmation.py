@@ -146,8 +146,8 @@ class Confirmation:
             line = f"trial {first.number}, run again: {measured}, {gain:+.1%}"
             verdict = "confirmed"
             if differs:
-                slowed = "trials side by side slow one another" if self._side_by_side else "the machine is faster now"
-                verdict = slowed if gain > 0 else "what it measured at first did not hold"
+                why = "trials side by side slow one another" if self._side_by_side else "its runs differ that much"
+                verdict = why if gain > 0 else "what it measured at first did not hold"
         if not num_more:
             return f"{line}: {verdict}"
         study = self._session.study
