@@ -88,6 +88,10 @@ def work(root: Path) -> dict[str, Any]:
         (latest_checkpoint(copy) / "__1_0.distcp").write_bytes(b"")
     dist.barrier()
     found["damaged"] = problem_of(lambda: load_checkpoint(copy, trainer))
+    if dist.get_rank() == 0:
+        (latest_checkpoint(copy) / ".metadata").write_bytes(b"")
+    dist.barrier()
+    found["without contents"] = problem_of(lambda: load_checkpoint(copy, trainer))
     (root / "file").touch()
     found["no folder"] = problem_of(lambda: save_checkpoint(root / "file", trainer))
     trainer.close()

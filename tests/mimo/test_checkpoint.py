@@ -44,6 +44,7 @@ def test_a_failed_save_leaves_the_last_checkpoint_and_parts_of_different_saves_a
         assert rank["replaced"] == [2, True] and rank["remaining"] == 1
         assert mentions(rank["mixed"], "iter_0000001", "iter_0000002")
         assert mentions(rank["damaged"], "cannot load", "damaged")
+        assert mentions(rank["without contents"], "cannot load", ".metadata")
         assert mentions(rank["no folder"], "rank 0", "file")
         assert not [text for text in rank.values() if isinstance(text, str) and "\n" in text]
 

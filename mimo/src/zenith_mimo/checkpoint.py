@@ -78,6 +78,10 @@ class ValueEntry:
 Entry = TensorEntry | ValueEntry
 
 
+_DAMAGE = (ValueError, RuntimeError, EOFError, pickle.UnpicklingError)
+"""What reading a damaged file raises."""
+
+
 class EntrySavePlanner(SavePlanner):
     """The plan of writing a rank's entries."""
 
@@ -140,7 +144,7 @@ class EntryLoadPlanner(LoadPlanner):
         assert isinstance(entry, ValueEntry)
         try:
             found = _decode(value.getvalue())
-        except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except _DAMAGE as error:
             raise UsageError(f"the file that holds {name!r} is damaged.") from error
         entry.take(found)
 
@@ -259,7 +263,11 @@ def _read(folder: Path, entries_of: Callable[[Mapping[str, Any]], dict[str, Entr
     """Fill the entries that are wanted of a checkpoint with these contents."""
     reader = dcp.FileSystemReader(folder)
     try:
-        entries = entries_of(reader.read_metadata().state_dict_metadata)
+        contents = reader.read_metadata().state_dict_metadata
+    except _DAMAGE as error:
+        raise UsageError(f"cannot load {folder}: its file .metadata is damaged.") from error
+    try:
+        entries = entries_of(contents)
         dcp.load(entries, storage_reader=reader, planner=EntryLoadPlanner())
     except dcp.CheckpointException as error:
         raise UsageError(f"cannot load {folder}: {_first_failure(error)}") from error
