@@ -139,6 +139,11 @@ FORMS_OF_PROGRAMS = [
     "echo % | sudo -S true; python t.py",
     "git clone https://%@h/x.git; python t.py",
     "DATABASE_URL=postgresql://u:%@h/d python t.py",
+    "python t.py --db postgres://u:p@%@h/d",
+    "HF_TOKEN_RO=% WANDB_API_KEY_TEAM=1 python t.py",
+    "wandb login <<< %; python t.py",
+    "echo % | huggingface-cli login; python t.py",
+    "printf '%s\\n' % | docker login --password-stdin; python t.py",
 ]
 VALUES = ["Zq8vT2mLp9", "correcthorsebattery", "8412907733"]
 
@@ -163,6 +168,10 @@ def test_what_a_secret_name_is_set_to_is_masked_whatever_it_is(form: str, value:
         'python t.py \'{"eos_token": "</s>", "max_tokens": 5, "text_key": "content"}\'',
         "HF_TOKEN=$HF_TOKEN API_KEY=$(cat /run/key) python t.py --token $(aws secretsmanager get-secret-value)",
         "cp my_secret.yaml run.yaml; python t.py --config run.yaml",
+        "python t.py --run-name sk-ablation-larger-batch --model hf_mistral7binstructv02 --user-token '<|user|>'",
+        "python t.py --data abfss://container-name@a.dfs/x --out hdfs://namenode-user01@h/y --ssh-key keys/id.pem",
+        "python t.py --hf-tokens 4096 --session-tokens 4096 --system-token sys --router-token r1 --credentials c.json",
+        "python t.py --db postgres://u:p@h/d --lr 1e-5",
     ],
 )
 def test_an_ordinary_command_is_shown_as_it_is(command: str) -> None:
@@ -174,7 +183,8 @@ def test_an_ordinary_command_is_shown_as_it_is(command: str) -> None:
 
 def test_inherited_secrets_are_found_by_name_and_in_urls_whatever_they_are() -> None:
     env = {"DB_PASSWORD": "correcthorsebattery", "MYSQL_PWD": "8412907733", "DATABASE_URL": "postgres://u:hunter2@h/d"}
-    assert secrets_of_environment(env) == ["correcthorsebattery", "8412907733", "hunter2"]
+    env |= {"EXTRA_ARGS": "--lr 1 --hf-token inargs1", "CONF": '{"api_key": "injson1"}'}
+    assert secrets_of_environment(env) == ["correcthorsebattery", "8412907733", "hunter2", "inargs1", "injson1"]
 
 
 def test_a_number_is_masked_as_a_number_and_not_within_another() -> None:

@@ -331,7 +331,7 @@ def test_a_working_folder_that_is_deleted_stops_the_study_which_keeps_its_result
     assert [trial["value"] for trial in trials] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["a?b", "a%b", "a{b}"])
+@pytest.mark.parametrize("name", ["a?b", "a%b", "a{b}", "a#b"])
 def test_an_output_folder_that_no_database_address_can_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="must not hold"):
         PresetTuner("echo value: {x}", ToyPreset([1]), output_dir=tmp_path / name)

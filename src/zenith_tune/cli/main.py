@@ -7,6 +7,7 @@ import io
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -76,6 +77,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], own: list[str]) -> int:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        click.echo("zenithtune: the working folder was deleted: go to one that exists", err=True)
+        return 2
     try:
         return int(cli.main(args=arguments, prog_name="zenithtune", standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:

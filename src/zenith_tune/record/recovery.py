@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sqlite3
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def _put_aside(path: Path) -> Path | None:
     if not path.exists():
         return None
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as connection:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
             answers = [row[0] for row in connection.execute("pragma integrity_check")]
             connection.execute("select count(*) from studies, trials")
     except sqlite3.DatabaseError as error:
@@ -109,8 +110,8 @@ def _read(folder: Path) -> _Files:
     for path in sorted(folder.glob("trials/*/trial.json")):
         with contextlib.suppress(StudyError):  # one that is damaged is lost; the others are not
             content = {**_json(path), "folder": str(path.parent)}
-            if path.parent.name.isdecimal():
-                trials[int(path.parent.name)] = content
+            with refuse_unreadable(str(path)):
+                trials[int(path.parent.name)] = {**content, "parameters": dict(content["parameters"])}
     record = _record(folder, trials)
     with refuse_unreadable(str(folder / RECORD_NAME)):
         return _Files(
@@ -124,12 +125,14 @@ def _read(folder: Path) -> _Files:
 
 def _record(folder: Path, trials: dict[int, Json]) -> Json:
     """Return what a study is, by its own record, or else by its last export and its trials."""
-    if (folder / RECORD_NAME).exists():
+    with contextlib.suppress(StudyError):  # gone, or damaged
         return _json(folder / RECORD_NAME)
     from optuna.distributions import CategoricalDistribution, distribution_to_json
 
-    about = _json(folder / FILE_NAME) if (folder / FILE_NAME).exists() else {}
-    points = [trial.get("parameters") or {} for trial in trials.values()]
+    about: Json = {}
+    with contextlib.suppress(StudyError):
+        about = _json(folder / FILE_NAME)
+    points = [trial["parameters"] for trial in trials.values()]
     values = {
         name: list(dict.fromkeys(each[name] for each in points if name in each)) for point in points for name in point
     }
@@ -164,7 +167,7 @@ def _write(study: _Files, path: Path) -> RecoveredStudy:
     from optuna.distributions import json_to_distribution
 
     url, folder = database_url(path), StudyFolder(path.parent, study.name)
-    lock = StudyLock(path, study.name)
+    lock, states = StudyLock(path, study.name), Counter[str]()
     lock.acquire()
     try:
         distributions = {name: json_to_distribution(json.dumps(each)) for name, each in study.distributions.items()}
@@ -173,17 +176,18 @@ def _write(study: _Files, path: Path) -> RecoveredStudy:
             made.set_user_attr(HEADER_KEY, study.header)
             name_objective(made, str(study.header.get("evaluator", "value")))
             for number in range(max(study.trials, default=-1) + 1):
-                with refuse_unreadable(f"trial {number} of {folder.path}"):
-                    made.add_trial(_frozen(study.trials.get(number), folder.path, distributions))
+                frozen = _frozen(None, folder.path, distributions)
+                with contextlib.suppress(StudyError), refuse_unreadable(f"trial {number} of {folder.path}"):
+                    frozen = _frozen(study.trials.get(number), folder.path, distributions)
+                made.add_trial(frozen)
+                states[TWIN_OF if TWIN_OF in frozen.user_attrs else frozen.state.name] += 1
     finally:
         lock.release()
-    unfinished = sum(content.get("outcome") == _RUNNING for content in study.trials.values())
-    num_lost = max(study.trials, default=-1) + 1 - len(study.trials)
     return RecoveredStudy(
         name=study.name,
-        num_finished=len(study.trials) - unfinished,
-        num_unfinished=unfinished,
-        num_lost=num_lost,
+        num_finished=states["COMPLETE"] + states["FAIL"],
+        num_unfinished=states["RUNNING"],
+        num_lost=states[TWIN_OF],
     )
 
 

@@ -125,7 +125,7 @@ def database_url(db: str | Path) -> str:
     if "://" in str(db):
         return str(db)
     path = expanded(db)
-    if odd := set(str(path)) & set("?%{}"):
+    if odd := set(str(path)) & set("?%#{}"):
         raise StudyError(
             f"the path of a database must not hold {' '.join(sorted(odd))}, but got {path}: choose another"
         )
@@ -134,8 +134,11 @@ def database_url(db: str | Path) -> str:
 
 def expanded(path: str | Path) -> Path:
     """Return a path with its `~` expanded."""
+    found = Path(path)
+    if str(found).startswith("~") and not str(path).startswith("~"):  # ./~ is a folder of that name
+        return found.absolute()
     try:
-        return Path(path).expanduser()
+        return found.expanduser()
     except RuntimeError as error:
         raise UsageError(f"{path} cannot be expanded ({error})", hint="write the path out") from error
 

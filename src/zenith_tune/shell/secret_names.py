@@ -22,14 +22,17 @@ _OF_SERVICES = names(
 )
 _OF_MODELS = names(
     """
-    add added answer assistant audio batch begin blank bos cache chosen cls column context decoder dict doc document
-    empty end eod eom eos eot extra feature field fim first forced foreign frame fused gen generated gold gpg ignore
-    image img index input instruction join label lang language last loss mask max merge message min modality mm mrope
-    name new next num object output pad padding patch per position prefix primary prng prompt public query question
-    random reasoning rejected response rng rope round row sample score sep seq sort source special speech start state
-    step stop suffix target text think tool total train trigger unk val value video vision vit vocab word
+    add added answer assistant audio batch begin blank bos cache chosen cls column context control data decoder
+    delimiter dict doc document draft empty end eod eom eos eot experiment expert extra feature field fim first forced
+    foreign frame fused gen generated gold gpg ignore image img index input inst instruction join json label lang
+    language last latent loss mask max merge message metric min modality mm mrope name new next num object output
+    pad padding page patch per position prefix primary prng prompt public query question random reasoning rejected
+    response rng rope round router row sample score seed sep separator seq sort source special speech start state step
+    stop suffix sys system target text think tool total train trigger unk val value video vision vit vocab word
     """
 )
+_OF_SECRETS = names("api access auth private")
+"""Whose keys and tokens are secrets in the plural, too."""
 # The value is then where a secret lies, or what it is like, and not the secret.
 _ABOUT = names(
     "file path dir folder name url type length len size count limit ttl header field column env var id ids index stdin"
@@ -66,25 +69,28 @@ def marks_secret(name: str) -> bool:
         return True
     if _SHORT.fullmatch(words[-1]):
         return _NOT_PASSWORDS.get(words[-1], frozenset()).isdisjoint(words)
-    tail = _TAIL.fullmatch(words[-1])
-    if tail is None or not {*words[:-1], tail[1]}.isdisjoint(_OF_MODELS):
+    at, tail = next(((at, tail) for at, word in enumerate(words) if (tail := _TAIL.fullmatch(word))), (0, None))
+    if tail is None:
         return False
-    if of_service or tail[1] in _OF_SERVICES:
+    others = {*words[:at], *words[at + 1 :], tail[1]}
+    if not others.isdisjoint(_OF_MODELS) or (tail[3] and others.isdisjoint(_OF_SECRETS)):
+        return False
+    if not others.isdisjoint(_OF_SERVICES):  # HF_TOKEN, and HF_TOKEN_RO
         return True
     # A token of nothing else is one; of keys, only a variable's, which is written in capitals.
-    return not (tail[1] or tail[3]) and (tail[2] == "token" or name.endswith("KEY"))
+    return at == len(words) - 1 and not tail[1] and (tail[2] == "token" or name.endswith("KEY"))
 
 
 WELL_KNOWN = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{28,}|sk-(?:\w+-)*[A-Za-z0-9]{16,}[\w-]*|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
 )
 """Tokens that are known by their beginning, wherever they stand."""
 _VALUE = r"['\"]?([^\s'\"|;&]{3,})"
 _CONTEXTS = re.compile(
-    r"://[^/\s:@'\"]*:([^@/\s'\"]+)@"
-    r"|://([^/\s:@'\"]{10,})@"
+    r"://[^/\s:@'\"]*:([^/\s'\"]{3,})@"
+    r"|https?://([^/\s:@'\"]{10,})@"
     rf"|(?i:authorization['\"]?\s*[:=]\s*['\"]?\w+\s+{_VALUE})"
     r"|\b[Bb]earer\s+([\w.~+/=-]{6,})"
     r"|hooks\.slack\.com/services/([\w/]{16,})"
@@ -100,9 +106,14 @@ _CONTEXTS = re.compile(
     rf"|\bopenssl\b[^|;&\n]*?\spass:{_VALUE}"
     rf"|\bcreate secret\b[^|;&\n]*?--from-literal=[\w.-]+={_VALUE}"
 )
-_READS_SECRET = re.compile(r"--(?:password|token)-stdin|--with-token|\bsudo -S\b|\bread\s+(?:-\w+\s+)*(\w+)")
+_READS_SECRET = re.compile(
+    r"--(?:password|token)-stdin|--with-token|\bsudo -S\b|\b(?:wandb|huggingface-cli|swanlab|hf auth) login\b"
+    r"|\bread\s+(?:-\w+\s+)*(\w+)"
+)
 """A program that reads its secret: what is echoed or written out for it in the same text."""
-_ECHOED = re.compile(rf"\b(?:echo|printf)\s+(?:-\w\s+)?{_VALUE}['\"]?\s*\||<<<\s*{_VALUE}|<<-?\s*(\w+)\n([^\n]{{3,}})")
+_ECHOED = re.compile(
+    rf"\b(?:echo|printf)\s+(?:-\w\s+|['\"]?%s(?:\\n)?['\"]?\s+)?{_VALUE}['\"]?\s*\||<<<\s*{_VALUE}|<<-?\s*(\w+)\n([^\n]{{3,}})"
+)
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 
 

@@ -46,7 +46,7 @@ def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
     >>> secrets_of_environment({"HF_TOKEN": "correcthorse", "DB_URL": "db://me:hunter2@h/x", "SSH_KEY": "~/.ssh/id1"})
     ['correcthorse', 'hunter2']
     """
-    found = (each for name, value in env.items() for each in (*_if_secret(name, [value]), *shaped_secrets(value)))
+    found = (each for name, value in env.items() for each in (*_if_secret(name, [value]), *find_secrets(value)))
     return list(dict.fromkeys(each for each in found if len(each) >= _MIN_INHERITED_CHARS))
 
 
@@ -87,8 +87,11 @@ _NOT_A_SECRET = frozenset(
     )
 )
 _USER_AND_SECRET = re.compile(r"[^:\s/]+:(?!//)(\S+)")
-_PATH = re.compile(r"(?:~|\.{1,2})?/(?![^/]*[A-Z0-9+=][^/]{15})[^\s+=]*")
-"""A secret in a file of its own is no secret in the command; a key in base64 may begin with a slash as well."""
+_PATH = re.compile(
+    r"(?:~|\.{1,2})?/(?![^/]*[A-Z0-9+=][^/]{15})[^\s+=]*"
+    r"|[\w.-]+(?:/[\w.-]+)*\.(?:pem|key|crt|json|ya?ml|toml|txt|cfg|ini|env)|<\|?\w+\|?>"
+)
+"""A secret in a file of its own is none in the command, nor is a token such as <|user|>; base64 may begin with /."""
 _MIN_LITERAL_CHARS = 6
 
 

@@ -20,7 +20,7 @@ WHOLE_LINE_LENGTH = 2500
 _MAX_LINE_BYTES = 64 * 1024
 
 # CSI and OSC sequences, then any other two-character escape.
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b.?")
 # C0, C1, zero-width and text-direction characters, and halves of surrogate pairs: each can make a terminal lie.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]+")

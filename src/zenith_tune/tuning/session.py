@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from zenith_tune.errors import CommandError, OwnCommandFails, StudyError, SystemFaultError, TrialExhausted, UsageError
 from zenith_tune.evaluators.early_stop import MIN_SAMPLES, Stakes, study_drift
@@ -189,7 +188,7 @@ class StudySession:
         return trial
 
     def _working_files(self) -> State | None:
-        place, here = self.config.place, Path.cwd()
+        place, here = self.config.place, self.config.working_folder
         database = database_path(place.database_url)
         own = [place.folder.path.absolute(), place.folder.path.absolute().parent, *([database] if database else [])]
         return state_of(here, [path.absolute() for path in own if path.absolute() != here])
