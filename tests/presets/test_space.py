@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.hooked_run import HookedRun
+from zenith_tune.evaluators.hooked_speed import OptimizerStepEvaluator
 from zenith_tune.hooks.optimizer import StepWatch
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.presets.space import SpacePreset, parse_axis
 from zenith_tune.strategies.grid import GridStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
-from zenith_tune.study.parameters import CategoricalParameter, FloatParameter, IntParameter, Parameter
+from zenith_tune.study.parameters import CategoricalParameter, Direction, FloatParameter, IntParameter, Parameter
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 TRAINER = """
@@ -159,9 +161,35 @@ def test_steps_of_a_program_that_no_framework_describes_are_measured(zenithtune:
     done = zenithtune("optimize", *options, "--space", "bs=1,20", "--", *command)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     study = json.loads((tmp_path / "out" / "s" / "study.json").read_text())
-    assert study["best"]["parameters"] == {"bs": 20} and study["best"]["unit"] == "s"
-    assert study["trials"][0]["value"] >= 0.2 > study["best"]["value"], "the steps of one optimizer count"
+    assert study["best"]["parameters"] == {"bs": 20} and study["best"]["unit"] == "samples/s"
+    assert study["trials"][0]["value"] <= 5 < study["best"]["value"] < 2000, "the steps of one optimizer count"
     assert study["best_command"].endswith("--bs 20") and "PYTHONPATH" not in study["best_command"]
+
+
+@pytest.mark.parametrize(
+    ("space", "command", "samples"),
+    [
+        ("batch-size=4,64", "python t.py --batch-size 64", {"": 64, "batch_size=4": 4}),
+        ("mbs=1,2;grad-accum=4,2", "python t.py --mbs 1 --grad-accum 8", {"": 8, "mbs=2,grad_accum=4": 8}),
+        ("bs=1,2;eval-batch-size=1,2", "python t.py --bs {bs}", {"bs=2,eval_batch_size=1": 2}),
+    ],
+)
+def test_trials_of_other_batches_are_compared_by_samples(space: str, command: str, samples: dict[str, int]) -> None:
+    preset = SpacePreset(space=space)
+    preset.bind(command)
+    evaluator = preset.evaluator()
+    assert isinstance(evaluator, OptimizerStepEvaluator) and evaluator.direction is Direction.MAXIMIZE
+    for text, wanted in samples.items():
+        params = {name: int(value) for name, _, value in (each.partition("=") for each in text.split(",") if each)}
+        log = "".join(f'zenithtune: {{"event": "step", "time": {time}}}\n' for time in range(8))
+        assert evaluator._batch(HookedRun.read(log), params) == wanted
+
+
+def test_a_batch_that_the_command_leaves_to_a_default_is_asked_for() -> None:
+    preset = SpacePreset(space="batch-size=4,64")
+    preset.bind("python t.py")
+    with pytest.raises(UsageError, match="does not give --batch-size"):
+        preset.evaluator()
 
 
 def test_other_ranks_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Value
 
@@ -272,3 +273,11 @@ def test_a_command_is_its_text_and_nothing_else() -> None:
     assert line == ParsedCommand.of("python t.py") != line.set({TP: 8})
     assert len({line, ParsedCommand.of("python t.py")}) == 1
     assert line.set({}) is line
+
+
+@pytest.mark.parametrize("feeder", ["lz4 -dc x.lz4", "rclone cat r:x", "aws s3 cp s3://x -", "sqlite3 d 'select 1'"])
+def test_of_two_programs_that_may_train_in_one_pipe_none_is_edited_silently(feeder: str) -> None:
+    with pytest.raises(CommandError, match="one program that trains"):
+        ParsedCommand.of(f"{feeder} | python train.py --lr 3").set({"--lr": 4})
+    for command in ("bash train.sh --lr 3 | python watch.py", "./trainer --lr 3 | python watch.py"):
+        assert ParsedCommand.of(command).set({"--lr": 4}).text == command.replace("3", "4")

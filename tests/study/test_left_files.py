@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.study import left_files
-from zenith_tune.study.left_files import state_of, written_files
+from zenith_tune.study.left_files import state_of, without_open, written_files
 
 
 def state_after(folder: Path, *names: str, besides: tuple[Path, ...] = ()) -> dict[str, tuple[int, int]]:
@@ -40,3 +40,11 @@ def test_a_folder_of_too_many_files_is_not_looked_at(tmp_path: Path, monkeypatch
     state_after(tmp_path, "1", "2")
     (tmp_path / "3").write_text("")
     assert state_of(tmp_path) is None
+
+
+def test_a_file_that_another_process_holds_open_is_not_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    with (tmp_path / "kept.log").open("w") as kept:
+        kept.write("x")
+        assert without_open(state_of(tmp_path) or {}, tmp_path).keys() == {"a"}
+    assert without_open(state_of(tmp_path) or {}, tmp_path).keys() == {"a", "kept.log"}

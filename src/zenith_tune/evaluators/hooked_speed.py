@@ -105,15 +105,22 @@ class HookedEvaluator(SpeedEvaluator):
 
 
 class OptimizerStepEvaluator(HookedEvaluator):
-    """The steady time of a torch optimizer's step, in a program that no framework describes."""
+    """The steady speed of a torch optimizer's steps, in a program that no framework describes.
 
-    def __init__(self, hint: str) -> None:
+    It is the time of a step, or samples per second where `samples` gives how many a point trains at each.
+    """
+
+    def __init__(self, hint: str, samples: Callable[[Mapping[str, Value]], int | None] | None = None) -> None:
         """Take the advice for programs without such steps."""
-        super().__init__("latency", check=False)
-        self._hint = hint
+        super().__init__("throughput" if samples else "latency", check=False)
+        self._hint, self._samples = hint, samples
 
     def describe(self) -> str:
-        return f"seconds of an optimizer's step, {self.direction}"
+        what = "samples per second by the steps of an optimizer" if self._samples else "seconds of an optimizer's step"
+        return f"{what}, {self.direction}"
+
+    def _batch(self, run: HookedRun, params: Mapping[str, Value]) -> int | None:
+        return self._samples(params) if self._samples else None
 
     def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
         raise ValueError(f"no two steps of an optimizer of torch were seen: {self._hint}")

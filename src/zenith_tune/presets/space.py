@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
@@ -69,6 +69,14 @@ def _read(text: str) -> int | float | str:
     if not text:
         raise ValueError("a value is empty")
     return text
+
+
+_BATCH = re.compile(r"batch(?:_size)?$|(?:^|[._])(?:m|g)?bs$|accum", re.IGNORECASE)
+_NO_BATCH = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
+
+
+def _product(values: Iterable[Value]) -> int:
+    return math.prod(int(value) for value in values)
 
 
 @PresetRegistry.register("space")
@@ -142,13 +150,17 @@ class SpacePreset(CompletePreset):
         return texts
 
     def own_point(self, command: str) -> Params | None:
+        point = self._own_values(command)
+        is_whole = point.keys() == self._space.keys()
+        return point if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
+
+    def _own_values(self, command: str) -> dict[str, Value]:
+        """Return what the command itself says of the axes."""
         line = ParsedCommand.of(command)
         own = {name: line.get(option) for name, option in self._options.items()}
         own |= {name: line.overrides.get(self._options[name][2:]) for name in self._overrides}
         own |= {name: str(file.value(self._options[name][2:])) for name, file in self._in_files.items()}
-        point = {name: _read(text) for name, text in own.items() if text}
-        is_whole = point.keys() == self._space.keys()
-        return {**point} if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
+        return {name: _read(text) for name, text in own.items() if text}
 
     def evaluator(self) -> TuningEvaluator:
         # Not at the top: every command loads this module for its separator.
@@ -159,7 +171,19 @@ class SpacePreset(CompletePreset):
         if not self._command or not starts_python(self._command):
             raise UsageError("--space needs to know what to read from the program's output", hint=OBJECTIVE)
         self._hook = hook_files({"optimizer": {}})
-        return OptimizerStepEvaluator(OBJECTIVE)
+        if not (batches := self._batches()):
+            return OptimizerStepEvaluator(OBJECTIVE)
+        own = self._own_values(self._command)
+        placed = placeholder_names(self._command, self._options)
+        if missing := [self._options[name] for name in batches if name not in own and name not in placed]:
+            problem = f"trials of other batches are compared by samples, but your command does not give {missing[0]}"
+            raise UsageError(problem, hint=f"write its value into the command, or {OBJECTIVE}")
+        return OptimizerStepEvaluator(OBJECTIVE, lambda params: _product({**own, **params}[name] for name in batches))
+
+    def _batches(self) -> list[str]:
+        """Return the axes that a step's number of samples is the product of."""
+        found = [name for name in self._space if _BATCH.search(name) and not _NO_BATCH.search(name)]
+        return [name for name in found if "global" in name or name == "gbs"] or found
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {**self._hook, **self._texts(params)}
@@ -171,7 +195,7 @@ class SpacePreset(CompletePreset):
         return self._hook
 
     def notes(self, command: str) -> list[str]:
-        if not self._hook:
+        if not self._hook or self._batches():
             return []
         return [
             "trials are compared by the time of an optimizer's step, by a hook on PYTHONPATH: where a value changes how"

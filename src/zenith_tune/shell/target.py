@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zenith_tune.errors import CommandError
+from zenith_tune.shell.launcher_catalog import LAUNCHERS, SHELLS, STARTERS, TRAINERS
 from zenith_tune.shell.launchers import (
     ASSIGNMENT,
     BACKGROUND,
     HINT,
     LEAVE_OUT,
+    PYTHON,
     ShellText,
     locate,
     program_name,
@@ -157,7 +159,16 @@ def _candidates(commands: Sequence[SimpleCommand]) -> list[SimpleCommand]:
                     raise refusal(problem, f"<<{redirection.target.value}")
             found.append(command)
             has_upstream = True
+        elif command.words and has_upstream and _is_known(command.words[0]) and not _is_known(found[-1].words[0]):
+            found.append(command)  # either may be the one: `lz4 -dc x | python train.py`, `trainer | python watch.py`
     return found
+
+
+def _is_known(program: Word) -> bool:
+    """Tell whether a program is one of those that trainings are started by, or a file of the user's own."""
+    name = program_name(program) or ""
+    known = {*LAUNCHERS, *SHELLS, *STARTERS, *TRAINERS}
+    return PYTHON.fullmatch(name) is not None or name in known or "/" in program.value
 
 
 def _check_structure(command: SimpleCommand, *, is_last: bool) -> None:

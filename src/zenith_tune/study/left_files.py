@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -36,6 +37,15 @@ def state_of(folder: Path, besides: Collection[Path] = ()) -> State | None:
         if len(found) > MOST_FILES or time.monotonic() > until:
             return None
     return found
+
+
+def without_open(state: State, folder: Path) -> State:
+    """Return the files that no process holds open: a run that has ended writes to no other."""
+    held: set[str] = set()
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            held.update(str(each.readlink()) for each in (process / "fd").iterdir())
+    return {name: about for name, about in state.items() if str(folder / name) not in held}
 
 
 def written_files(before: State, after: State) -> str:

@@ -35,7 +35,7 @@ from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.strategies.base import TuningStrategy, await_first
 from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
-from zenith_tune.study.left_files import State, state_of, written_files
+from zenith_tune.study.left_files import State, state_of, without_open, written_files
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, RunKey, Trial
@@ -196,8 +196,10 @@ class StudySession:
     def _note_written(self, before: State) -> None:
         """Name the files that the user's own command has written: each trial writes them too."""
         after = self._working_files()
+        # The user may keep what we print ourselves, as by `| tee tune.log`.
+        after = None if after is None else without_open(after, self.config.working_folder)
         if after is not None and (names := written_files(before, after)):
-            apart = "an option such as --output_dir {trial_folder}/out in your command keeps them apart"
+            apart = "files below $ZENITHTUNE_TRIAL_FOLDER or {trial_folder} are kept apart"
             self._notifier.noted(f"your own command writes {names}, and so does each trial: {apart}")
 
     def learn(self) -> list[str]:
