@@ -106,8 +106,8 @@ def test_a_study_refines_the_packaged_calibration(run: Run, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_study_that_really_ran_is_read(zenithtune: Callable[..., Any], tmp_path: Path) -> None:
     command = f"{sys.executable} {FAKE_TRAINER} --iteration-seconds 0.001"
-    about = ("--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--n-trials", "5", "--study-name", "s")
-    assert zenithtune("optimize", *about, "--", *command.split()).returncode == 0
+    about = ("--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--study-name", "s")
+    assert zenithtune("optimize", *about, "--n-trials", "5", "--no-confirm", "--", *command.split()).returncode == 0
     done = zenithtune("calibrate", "--study", "zenithtune-out/s", *JOB, "--output", "mine.json", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)

@@ -93,7 +93,7 @@ def test_an_unknown_study_is_refused_without_loading_rich_or_torch(report: Run, 
 
 @pytest.mark.slow
 def test_a_real_study_is_reported_from_its_record_and_from_its_export(zenithtune: ZenithTune, tmp_path: Path) -> None:
-    args = ["--preset", "demo", "--args", "n_gpus=8,gbs=16", "--n-trials", "4", "--study-name", "first"]
+    args = ["--preset", "demo", "--args", "n_gpus=8,gbs=16", "--n-trials", "5", "--study-name", "first"]
     tuned = zenithtune("optimize", "-v", *args, "--", sys.executable, str(FAKE_TRAINER))
     assert tuned.returncode == 0, tuned.stderr
     content = json.loads(zenithtune("report", "first", "--format", "json").stdout)
