@@ -17,6 +17,7 @@ from zenith_tune.cli import completion
 from zenith_tune.describe.job_spec import PRECISIONS as PRECISIONS
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
+from zenith_tune.study.files import path_as_written
 from zenith_tune.tuning.options import BUDGET, JOB, OF_THE_JOB, OUTPUT, PLACE, SEARCH, TuneOptions, flag
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ class PathType(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path; an absolute one where it would begin with the `~` that it does not."""
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        return path.absolute() if str(path).startswith("~") and not str(value).startswith("~") else path
+        """Return the path as it is written, if it is one."""
+        super().convert(value, param, ctx)
+        return path_as_written(os.fsdecode(value))
 
 
 def path_option(name: str, *names: str, metavar: str | None = "FILE", **settings: Any) -> Callable[[FC], FC]:

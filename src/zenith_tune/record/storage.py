@@ -26,6 +26,7 @@ from zenith_tune.record.server.url import (
 )
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.study.faults import RetryPolicy, disk_full, is_disk_full
+from zenith_tune.study.files import path_as_written
 from zenith_tune.study.optuna_types import quiet_optuna
 
 if TYPE_CHECKING:
@@ -134,11 +135,8 @@ def database_url(db: str | Path) -> str:
 
 def expanded(path: str | Path) -> Path:
     """Return a path with its `~` expanded."""
-    found = Path(path)
-    if str(found).startswith("~") and not str(path).startswith("~"):  # ./~ is a folder of that name
-        return found.absolute()
     try:
-        return found.expanduser()
+        return path_as_written(path).expanduser()
     except RuntimeError as error:
         raise UsageError(f"{path} cannot be expanded ({error})", hint="write the path out") from error
 

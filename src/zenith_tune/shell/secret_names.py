@@ -82,7 +82,8 @@ def marks_secret(name: str) -> bool:
 
 
 WELL_KNOWN = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{16,}|hf_[a-z0-9]{28,}|sk-(?:\w+-)*[A-Za-z0-9]{16,}[\w-]*|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+    r"(?<![A-Za-z0-9])(?:hf_(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{16,}|hf_[a-z0-9]{28,}"
+    r"|sk-(?:\w+-)*[A-Za-z0-9]{16,}[\w-]*|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{8,}|A(?:KIA|SIA)[A-Z0-9]{12,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|pypi-[\w-]{30,}|dckr_pat_[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
 )
@@ -112,7 +113,8 @@ _READS_SECRET = re.compile(
 )
 """A program that reads its secret: what is echoed or written out for it in the same text."""
 _ECHOED = re.compile(
-    rf"\b(?:echo|printf)\s+(?:-\w\s+|['\"]?%s(?:\\n)?['\"]?\s+)?{_VALUE}['\"]?\s*\||<<<\s*{_VALUE}|<<-?\s*(\w+)\n([^\n]{{3,}})"
+    rf"\b(?:echo|printf)\s+(?:-\w\s+|['\"]?%s(?:\\n)?['\"]?\s+)?{_VALUE}['\"]?\s*\|"
+    rf"|<<<\s*{_VALUE}|<<-?\s*\w+\n([^\n]{{3,}})"
 )
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 

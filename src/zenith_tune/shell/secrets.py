@@ -37,7 +37,7 @@ def mask_environment(env: Mapping[str, str]) -> dict[str, str]:
     >>> mask_environment({"HF_TOKEN": "abc", "HOME": "/root"})
     {'HF_TOKEN': '***', 'HOME': '/root'}
     """
-    return {name: mask(value, [*_if_secret(name, [value]), *find_secrets(value)]) for name, value in env.items()}
+    return {name: mask(value, _of_variable(name, value)) for name, value in env.items()}
 
 
 def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
@@ -46,8 +46,12 @@ def secrets_of_environment(env: Mapping[str, str]) -> list[str]:
     >>> secrets_of_environment({"HF_TOKEN": "correcthorse", "DB_URL": "db://me:hunter2@h/x", "SSH_KEY": "~/.ssh/id1"})
     ['correcthorse', 'hunter2']
     """
-    found = (each for name, value in env.items() for each in (*_if_secret(name, [value]), *find_secrets(value)))
+    found = (each for name, value in env.items() for each in _of_variable(name, value))
     return list(dict.fromkeys(each for each in found if len(each) >= _MIN_INHERITED_CHARS))
+
+
+def _of_variable(name: str, value: str) -> list[str]:
+    return [*_if_secret(name, [value]), *find_secrets(value)]
 
 
 def find_secrets(command_text: str) -> list[str]:

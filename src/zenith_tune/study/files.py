@@ -27,6 +27,16 @@ def learned_folder() -> Path | None:
     return (folder if own else folder / "zenithtune") / "learned"
 
 
+def path_as_written(text: str | Path) -> Path:
+    """Return a path; `./~` is absolute, which would otherwise be taken for the home folder.
+
+    >>> str(path_as_written("~/out")), path_as_written("./~/out").is_absolute()
+    ('~/out', True)
+    """
+    path = Path(text)
+    return path.absolute() if str(path).startswith("~") and not str(text).startswith("~") else path
+
+
 def plain_name(text: str) -> str:
     """Return a text as the name of a file: what others wrote is not trusted."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:100]

@@ -196,9 +196,10 @@ class StudySession:
     def _note_written(self, before: State) -> None:
         """Name the files that the user's own command has written: each trial writes them too."""
         after = self._working_files()
+        if after is None or after == before:
+            return
         # The user may keep what we print ourselves, as by `| tee tune.log`.
-        after = None if after is None else without_open(after, self.config.working_folder)
-        if after is not None and (names := written_files(before, after)):
+        if names := written_files(before, without_open(after, self.config.working_folder)):
             apart = "files below $ZENITHTUNE_TRIAL_FOLDER or {trial_folder} are kept apart"
             self._notifier.noted(f"your own command writes {names}, and so does each trial: {apart}")
 

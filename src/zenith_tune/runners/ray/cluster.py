@@ -77,7 +77,7 @@ class RayCluster:
         if self._head is None or now - self._looked_s < _LOOK_S:
             return
         self._looked_s = now
-        if _listens(*self._head):
+        if _why_silent(self._head, _LOOK_S) is None:
             self._answered_s = now
         elif self.is_lost:
             problem = f"the head of the Ray cluster at {self._head[0]}:{self._head[1]} does not answer"
@@ -145,10 +145,8 @@ class RayCluster:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
         self._is_own = True
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        self._head = (
-            (host.strip("[]"), int(port)) if port.isdecimal() and _listens(host.strip("[]"), int(port)) else None
-        )
+        head = _endpoint(ray.get_runtime_context().gcs_address)
+        self._head = head if head is not None and _why_silent(head, _LOOK_S) is None else None
         # Standard output is the study's: Ray must not report there what happens to its nodes, which trials report.
         printing: Any = importlib.import_module("ray._private.worker")
         if hasattr(printing, "print_to_stdstream"):
@@ -157,13 +155,9 @@ class RayCluster:
 
     def _check_answers(self) -> None:
         """Refuse an address where nobody listens, for which Ray would look for minutes."""
-        host, colon, port = self._address.rpartition("://")[2].rpartition(":")
-        if not colon or not port.isdecimal():
-            return
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-        except (OSError, OverflowError) as error:
-            raise self._unreachable(str(error)) from None
+        place = _endpoint(self._address.rpartition("://")[2])
+        if place is not None and (why := _why_silent(place, _CONNECT_S)) is not None:
+            raise self._unreachable(why)
 
     def _unreachable(self, why: str) -> UsageError:
         reported = why.splitlines()[0].partition(". ")[0][:200]
@@ -171,12 +165,19 @@ class RayCluster:
         return UsageError(problem, hint="start one by `ray start --head`, or give --ray-address HOST:6379")
 
 
-def _listens(host: str, port: int) -> bool:
+def _endpoint(address: str) -> tuple[str, int] | None:
+    """Return the host and port of an address; None of one that has none, such as auto."""
+    host, colon, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if colon and port.isdecimal() else None
+
+
+def _why_silent(place: tuple[str, int], limit_s: float) -> str | None:
+    """Return why nobody answers at a host and port; None where somebody does."""
     try:
-        socket.create_connection((host, port), timeout=_LOOK_S).close()
-    except OSError:
-        return False
-    return True
+        socket.create_connection(place, timeout=limit_s).close()
+    except (OSError, OverflowError) as error:
+        return str(error)
+    return None
 
 
 def check_address(address: str) -> None:
