@@ -200,11 +200,7 @@ def _key(tags: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _name(text: str) -> str:
-    """Return a name that MLflow takes.
-
-    >>> _name("recompute (full)?")
-    'recompute _full__'
-    """
+    """Return a name that MLflow takes."""
     return re.sub(r"[^\w\-. /]", "_", text, flags=re.ASCII).strip("./ ")[:MAX_KEY_CHARS] or "_"
 
 

@@ -107,3 +107,7 @@ def test_deterministic_tests_of_megatron_core_are_read_as_unfused() -> None:
     assert layout_columns(run)["flash_attention"] is False
     resumed = replace(run, model_name="gpt/gpt3_mcore_te_tp1_pp4_vp1_resume_torch_dist")
     assert layout_columns(resumed).get("flash_attention", True)
+
+
+def test_the_shortest_half_stays_with_the_larger_cluster() -> None:
+    assert shortest_half(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 6.0, 7.0])).__round__(2) == 1.15

@@ -37,3 +37,8 @@ def test_every_published_run_keeps_the_counts_of_its_layout() -> None:
 def test_recomputation_is_known_where_the_source_states_it() -> None:
     stated = {run.source: run.states_recompute for run in published_runs()}
     assert stated["Korthikanti et al."] and not stated["NVIDIA DGX Cloud benchmarking recipes"]
+
+
+def test_the_catalog_of_published_runs_is_read() -> None:
+    assert len(published_runs()) > 100
+    assert min(run.flops_per_s for run in published_runs()) > 1e13

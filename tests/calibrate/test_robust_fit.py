@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zenith_tune.calibrate.robust_fit import robust_fit
+from zenith_tune.calibrate.robust_fit import folds, robust_fit
 from zenith_tune.estimates.workload import FloatArray
 
 X = np.linspace(0, 5, 60)
@@ -43,3 +43,14 @@ def test_a_start_where_nothing_is_a_number_is_left_as_it_is() -> None:
     with np.errstate(invalid="ignore"):
         fitted = robust_fit(lambda c: np.sqrt(c[0] - np.full(3, 5.0)), np.array([1.0]), prior_scale=np.ones(1))
     assert fitted == pytest.approx([1.0])
+
+
+def test_a_wrong_point_hardly_moves_a_robust_fit() -> None:
+    x, y = np.arange(6.0), np.array([1.0, 3, 5, 7, 9, 100])  # a line, and a wrong last point
+    fitted = robust_fit(lambda c: c[0] + c[1] * x - y, np.zeros(2), prior_scale=np.full(2, 100.0))
+    assert bool(abs(fitted[1] - 2) < 0.1)
+
+
+def test_folds_are_places_or_single_runs() -> None:
+    assert [fold.tolist() for fold in folds(["a", "a", "b"])] == [[True, True, False], [False, False, True]]
+    assert [fold.tolist() for fold in folds(["a", "a"])] == [[True, False], [False, True]]

@@ -13,7 +13,9 @@ from zenith_tune.describe.deepspeed_config import (
     MICRO_BATCH,
     STAGE,
     DsConfig,
+    matters,
     read_ds_config,
+    shown_json,
 )
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.deepspeed.job import refuse_listed_batch
@@ -170,3 +172,21 @@ def test_a_value_that_is_listed_twice_counts_once() -> None:
 def test_a_digest_is_another_where_a_value_is() -> None:
     own = DsConfig(values={"a": 1, "b": {"c": 2}})
     assert own.digest == DsConfig(values={"b": {"c": 2}, "a": 1}).digest != own.having({("b", "c"): 3}).digest
+
+
+def test_a_deepspeed_configuration_is_read_and_copied() -> None:
+    config = DsConfig(values={"zero_optimization": {"stage": 2}})
+    assert config.get(STAGE) == 2
+    assert config.count(MICRO_BATCH) is None
+    assert config.having({STAGE: 3}).get(STAGE) == 3
+
+
+def test_a_shown_value_is_json_and_short() -> None:
+    assert shown_json([True, "x"]) == '[true, "x"]'
+    assert shown_json("x" * 1000)[-5:] == "xx..."
+
+
+def test_a_searched_key_matters_from_its_stage_on() -> None:
+    assert not matters("overlap_comm", 1)
+    assert matters("overlap_comm", 2)
+    assert matters("gradient_clipping", 0)

@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.describe.gpu_catalog import find_gpu, gpu_name, gpu_spec, has_bf16, known_gpus, match_gpu, node_fields
+from zenith_tune.describe.gpu_catalog import (
+    find_gpu,
+    gpu_name,
+    gpu_spec,
+    has_bf16,
+    known_gpus,
+    match_gpu,
+    node_fields,
+    num_nvlinks,
+    nvlink_bytes_per_s,
+    public_price,
+)
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.units import GIB
 
@@ -121,3 +132,33 @@ def test_aliases_in_any_case_find_their_gpu() -> None:
 def test_an_unknown_gpu_is_answered_with_a_guess() -> None:
     with pytest.raises(UnknownNameError, match=r"'h10'.*'h100'.* a10, a100-40"):
         gpu_name("h10")
+
+
+def test_a_gpu_is_found_by_an_alias() -> None:
+    assert find_gpu("H100-80") == "h100"
+    assert find_gpu("tpu") is None
+
+
+def test_a_gpu_is_found_by_its_driver_name() -> None:
+    assert match_gpu("NVIDIA A100-SXM4-40GB") == "a100-40"
+    assert match_gpu("Voodoo 2") is None
+
+
+def test_a_public_price_is_that_of_the_list() -> None:
+    assert public_price("h100") == 3.85
+    assert public_price("v100-32") is None
+
+
+def test_old_gpus_have_no_bfloat16() -> None:
+    assert not has_bf16("v100-32")
+    assert has_bf16("a100-80")
+
+
+def test_nvlinks_are_counted_by_the_catalog() -> None:
+    assert num_nvlinks("h100") == 18
+    assert num_nvlinks("l40s") == 0
+    assert num_nvlinks("mine") == 0
+
+
+def test_bandwidth_follows_the_number_of_nvlinks() -> None:
+    assert nvlink_bytes_per_s("h100", 16) == 400000000000.0

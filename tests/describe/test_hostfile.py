@@ -24,3 +24,7 @@ def test_a_line_that_makes_no_sense_is_refused(text: str, named: tuple[str, ...]
     with pytest.raises(UsageError) as refused:
         parse_hostfile(text, "hosts")
     assert mentions(refused.value, *named)
+
+
+def test_a_hostfile_has_slots_and_comments() -> None:
+    assert parse_hostfile("n1 slots=8\n# spare\nn2 slots=4\n", "hosts") == {"n1": 8, "n2": 4}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.describe.smi_samples import DGX_1, islands, link_status, matrix, uniform
 from tests.mentions import mentions
-from zenith_tune.describe.topology import Path, parse_topology
+from zenith_tune.describe.topology import Path, cut_gpus, nvlink_status, parse_topology
 from zenith_tune.errors import UsageError
 
 
@@ -143,3 +143,18 @@ def test_any_text_is_read_or_refused(words: list[str]) -> None:
         assert parse_topology(" ".join(words)).num_gpus > 0
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+def test_a_matrix_of_links_has_islands() -> None:
+    assert parse_topology("GPU0 GPU1\nGPU0 X NV4\nGPU1 NV4 X").islands == [[0, 1]]
+
+
+def test_only_links_that_are_up_count() -> None:
+    assert nvlink_status("GPU 0: A\n\t Link 0: 25 GB/s\n\t Link 1: <inactive>\nGPU 1: A\n\t Link 0: 25 GB/s") == [
+        ("A", 1),
+        ("A", 1),
+    ]
+
+
+def test_a_gpu_with_mig_instances_is_cut() -> None:
+    assert cut_gpus("GPU 0: A\nGPU 1: A\n  MIG 3g.40gb     Device  0: (UUID: MIG-1)") == [1]

@@ -13,6 +13,7 @@ from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.doctor.memory_advice import full_memory
 from zenith_tune.doctor.planner_advice import single_change
 from zenith_tune.doctor.speed_advice import (
+    bubble_share,
     data_parallel_traffic,
     idle_recompute,
     needless_recompute,
@@ -189,3 +190,9 @@ def test_one_change_is_advised_where_it_has_no_cause_of_its_own_and_only_where_i
     advice = single_change(run_of("TP8 mbs1 SP Z1"))
     assert advice is not None and advice.gain >= 0.05 and "tp 8 -> 4" in advice.change
     assert single_change(run_of("TP2 mbs1 SP Z1")) is None
+
+
+def test_the_bubble_shrinks_with_chunks() -> None:
+    assert bubble_share(p=4, m=4) == 0.42857142857142855
+    assert bubble_share(p=4, m=4, v=3) == 0.2
+    assert bubble_share(p=1, m=8) == 0.0

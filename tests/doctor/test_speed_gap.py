@@ -16,8 +16,11 @@ from zenith_tune.doctor.speed_gap import GapCause, run_of, settings_of, split_ga
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import numpy as np
 from named_causes import Judged, Table, judge
 from published_runs import comparable
+
+from zenith_tune.doctor.speed_gap import shapley_values
 
 
 def split(mine: PublishedRun, theirs: PublishedRun) -> tuple[GapCause, ...]:
@@ -102,3 +105,7 @@ def test_most_gaps_of_published_pairs_are_named_by_their_largest_cause() -> None
     assert found["one cause"]["named_first"] > 0.8
     assert found["one cause"]["median_error"] < 0.12
     assert found["two causes"]["named_first"] > 0.75 and found["two causes"]["before_the_other"] > 0.85
+
+
+def test_shapley_values_share_out_what_a_set_is_worth() -> None:
+    assert shapley_values(np.array([0.0, 1.0, 2.0, 5.0]), 2) == [2.0, 3.0]

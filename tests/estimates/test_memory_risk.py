@@ -11,6 +11,7 @@ from zenith_tune.estimates.calibration import MemoryCoefficients, even_quantiles
 from zenith_tune.estimates.memory import estimate_memory
 from zenith_tune.estimates.memory_risk import (
     CRASH,
+    MemoryRisk,
     expected_step,
     layout_risk,
     memory_quantiles,
@@ -103,3 +104,28 @@ def test_the_expected_step_is_the_mean_over_sampled_errors_of_memory() -> None:
     sampled = np.where(needed > capacity, CRASH, slowdown(np.minimum(needed, capacity), capacity, thrash))
     assert expected == pytest.approx(sampled.mean(axis=0), rel=0.03)
     assert expected[0] == pytest.approx(1.0, abs=0.01) and expected[1] > 1.15 and expected[2] == pytest.approx(CRASH)
+
+
+def test_the_risk_of_memory_makes_a_step_longer() -> None:
+    risk = MemoryRisk(oom=np.array([0.0, 0.2]), tight=np.array([0.0, 0.1]))
+    assert expected_step(np.array([10.0, 9.0]), risk, 4.0).round(1).tolist() == [10.0, 11.9]
+
+
+def test_a_layout_at_capacity_runs_out_half_the_time() -> None:
+    assert oom_probability(np.array([60e9, 80e9, 100e9]), 80e9, MemoryCoefficients()).round(2).tolist() == [
+        0.0,
+        0.5,
+        1.0,
+    ]
+
+
+def test_quantiles_of_memory_lie_around_the_estimate() -> None:
+    assert memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist() == [
+        90.0,
+        100.0,
+        111.0,
+    ]
+
+
+def test_a_full_memory_slows_a_step_down() -> None:
+    assert slowdown(np.array([50.0, 99.0, 110.0]), 100.0, 5.0).round(2).tolist() == [1.0, 3.0, 5.0]

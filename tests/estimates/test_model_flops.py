@@ -4,7 +4,8 @@ import pytest
 
 from tests.layouts.specs import LLAMA_70B
 from zenith_tune.describe.model_catalog import load_model
-from zenith_tune.estimates.model_flops import flops_per_token, matrix_params
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.estimates.model_flops import flops_per_token, forward_flops_per_token, matrix_params
 
 
 def test_gpt3_175b_matches_equation_3_of_narayanan_2021_with_causal_attention_halved() -> None:
@@ -22,3 +23,23 @@ def test_a_dense_models_matrices_are_its_parameters_without_the_input_table() ->
 def test_a_mixtures_idle_experts_do_no_work() -> None:
     model = load_model("mixtral-8x7b")
     assert matrix_params(model) == pytest.approx(model.num_active_params - model.embedding_params, rel=1e-3)
+
+
+def test_flops_match_narayanan_equation_2() -> None:
+    gpt3 = ModelSpec(
+        name="gpt3",
+        num_layers=96,
+        hidden=12288,
+        ffn_hidden=49152,
+        num_heads=96,
+        num_kv_heads=96,
+        head_dim=128,
+        vocab=51200,
+        gated_mlp=False,
+        tied_embeddings=True,
+    )
+    ours, theirs = (
+        forward_flops_per_token(gpt3, 2048),
+        24 * 96 * 12288**2 * (1 + 2048 / 6 / 12288 + 51200 / 12 / 96 / 12288),
+    )
+    assert abs(ours / theirs - 1) < 1e-3

@@ -194,3 +194,8 @@ def test_the_drift_of_a_study_is_the_largest_that_a_trial_showed() -> None:
 def test_a_precision_that_is_none_is_refused(precision: float) -> None:
     with pytest.raises(UsageError):
         EarlyStop(precision=precision)
+
+
+def test_a_steady_run_is_known_after_a_few_iterations() -> None:
+    steady = Progress(values=[100.0, 100.2, 99.9], num_iterations=4, step_s=16.0)
+    assert EarlyStop().judge(steady, Direction.MINIMIZE, Stakes()).reason == "known within 0.41% after 4 iterations"

@@ -59,3 +59,7 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_a_torn_line_makes_no_warning_of_python() -> None:
     assert JsonEvaluator(key="loss").evaluate("{'loss': 1and 2}\n{'loss': 3.0}\n", {}) == 3.0
+
+
+def test_a_number_is_read_from_an_object_behind_text() -> None:
+    assert JsonEvaluator("tokens_per_s").evaluate('INFO {"step": 1, "tokens_per_s": 512.0}', {}) == 512.0

@@ -8,7 +8,7 @@ import pytest
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
-from zenith_tune.evaluators.regex import RegexEvaluator
+from zenith_tune.evaluators.regex import RegexEvaluator, _for_regex
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.precision import TO_90
 
@@ -177,3 +177,7 @@ def test_a_value_that_is_one_sample_is_known_no_better_than_one() -> None:
             assert found.error is not None
             num_held[selector] += abs(found.value / 2 - 1) <= TO_90 * found.error
     assert num_held["median"] >= 170 and num_held["last"] >= 170, num_held
+
+
+def test_a_pattern_of_re_is_written_for_regex() -> None:
+    assert str(_for_regex(r"a{e} b{2} [[:x] (\d+)")) == "a\\{e} b{2} [\\[:x] (\\d+)"

@@ -183,3 +183,16 @@ def test_a_line_needs_a_positive_step_and_three_shares() -> None:
     assert StepLine.through([(0.1, 3.0), (0.15, 2.0), (0.2, 1.0)]) is None
     line = StepLine.through([(0.1, 1.1), (0.2, 2.1), (0.3, 3.1), (1.0, 10.1)])
     assert line is not None and math.isclose(line.at(1), 10.1) and math.isclose(line.fixed_s, 0.1)
+
+
+def test_short_steps_fill_the_pipeline() -> None:
+    alone, staged = ShortSteps.of(64), ShortSteps.of(64, stages=4)
+    assert alone is not None and alone.numbers == (2, 2, 8, 2, 5, 8, 2, 5)
+    assert staged is not None and staged.numbers == (8, 8, 16, 8, 12, 16, 8, 12)
+
+
+def test_a_line_goes_through_short_steps() -> None:
+    line = StepLine.through([(0.25, 3.0), (0.125, 2.0), (0.1875, 2.5), (0.25, 3.0)])
+    assert line is not None
+    assert line.at(1) == pytest.approx(9.0)
+    assert line.error == pytest.approx(0.0055, abs=1e-4)

@@ -108,3 +108,20 @@ def test_drift_is_how_far_successive_values_or_a_stall_are_off() -> None:
     assert relative_drift([*quiet, *(1.03 for _ in range(5))]) == pytest.approx(0.03)
     assert (relative_drift([*quiet, 2.0]) or 0) > 0.05
     assert relative_drift(quiet[:9]) is None
+
+
+def test_a_measurement_is_the_median_of_steady_samples() -> None:
+    found = summarise([0.42, 0.41, 0.43, 0.42], Direction.MINIMIZE, unit="s")
+    assert found.value == 0.42
+    assert found.spread == pytest.approx(0.018, abs=5e-4)
+    assert found.num_samples == 4
+
+
+def test_stalls_count_where_they_recur() -> None:
+    assert long_run([1.0, 1.0, 9.0, 1.0, 1.0, 1.0]) == 1.0
+    assert long_run([1.0, 1.0, 9.0, 1.0, 1.0, 9.0]) == 3.6666666666666665
+
+
+def test_a_drift_is_seen_from_ten_values_on() -> None:
+    assert relative_drift([1.0] * 10 + [1.1] * 10) == pytest.approx(0.048, abs=5e-4)
+    assert relative_drift([1.0] * 9) is None

@@ -10,7 +10,7 @@ import pytest
 from tests.layouts.specs import DEEPSEEK_V3, LLAMA_70B, LLAMA_405B, MIXTRAL, MODELS, job
 from tests.mentions import mentions
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.layouts.candidates import PIECE, Candidates
+from zenith_tune.layouts.candidates import PIECE, Candidates, Choices
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
@@ -181,3 +181,10 @@ def test_layouts_that_only_the_batch_forbids_come_with_the_next_batch_that_allow
         assert legal(RULES.values(), JobFacts.of(LLAMA_70B, job()), batch).all()
         assert (batch.gbs > 500).all() and (batch.gbs <= 625).all()
     assert 512 in np.concatenate([batch.gbs for batch in near])
+
+
+def test_choices_are_expanded_by_key() -> None:
+    choices = Choices({1: [(7,)], 2: [(8,), (9,)]})
+    rows, options = choices.expand(np.array([2, 1]))
+    assert rows.tolist() == [0, 0, 1]
+    assert options[:, 0].tolist() == [8, 9, 7]

@@ -12,7 +12,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.layouts import rules
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, layout_at, rows_like
-from zenith_tune.layouts.rules import RULES, JobFacts, LayoutRule, broken_rules, legal
+from zenith_tune.layouts.rules import RULES, JobFacts, LayoutRule, broken_rules, implies, indivisible, legal
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64]
 ALONE = (
@@ -171,3 +171,12 @@ def test_a_framework_cuts_and_recomputes_in_its_own_ways_alone() -> None:
     assert mentions(reason("framework", framework="deepspeed", tp=2), "tp", 1, "deepspeed", 2)
     assert mentions(reason("framework", framework="deepspeed", recompute="selective"), "selective", "deepspeed")
     assert not reason("framework", tp=2, recompute="selective")
+
+
+def test_implication_is_false_only_for_a_broken_promise() -> None:
+    assert not implies(True, False)
+    assert implies(False, False)
+
+
+def test_what_does_not_divide_is_named() -> None:
+    assert indivisible("gbs", 16, "dp*mbs", 8, 4) == "gbs must be divisible by dp*mbs, but 16 % (8*4 = 32) != 0"

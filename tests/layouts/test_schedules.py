@@ -8,7 +8,7 @@ import pytest
 from tests.layouts.played_schedules import NAMES, play
 from zenith_tune.layouts.layout import FOLDED, SCHEDULES
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.layouts.schedules import bubble_share, last_chunk_rank, micro_batches_in_flight
+from zenith_tune.layouts.schedules import bubble_share, chunk_of, last_chunk_rank, micro_batches_in_flight
 
 TIMES = [(1.0, 1.0, 1.0), (1.0, 1.3, 0.9), (1.0, 1.05, 0.6), (1.0, 2.2, 0.9)]
 """Forward, backward for inputs and for weights: all alike, with attention, with messages, with full recomputation."""
@@ -70,4 +70,21 @@ def test_each_weight_of_a_checkpointed_layer_recomputes_it_where_the_backward_pa
 def test_the_first_rank_of_a_folded_pipeline_has_the_loss() -> None:
     assert [last_chunk_rank(layouts(name, 4, 8))[0] == 0 for name in SCHEDULES] == [
         name in FOLDED for name in SCHEDULES
+    ]
+
+
+def test_stages_hold_micro_batches_as_published() -> None:
+    batch = LayoutBatch.of(pp=4, vp=[1, 1, 2, 2], gbs=[8, 2, 8, 8], schedule=[0, 0, 0, SCHEDULES.index("zbv")])
+    assert micro_batches_in_flight(batch, np.zeros(4)).tolist() == [4.0, 2.0, 5.5, 4.0]
+
+
+def test_a_schedule_that_puts_off_weights_waits_less() -> None:
+    batch = LayoutBatch.of(pp=4, vp=2, schedule=[0, SCHEDULES.index("zbv")])
+    assert bubble_share(batch, np.full(2, 0.25), np.full(2, 0.25)).tolist() == [1.0, 0.5]
+
+
+def test_a_folded_schedule_has_the_mirrored_chunk() -> None:
+    assert chunk_of(LayoutBatch.of(pp=4, vp=2, schedule=[0, SCHEDULES.index("zbv")]), np.ones(2), 1).tolist() == [
+        5.0,
+        6.0,
     ]

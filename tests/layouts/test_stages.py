@@ -6,7 +6,13 @@ import pytest
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.pipeline import is_laid_out, laid_out_chunks
 from zenith_tune.layouts.schedules import micro_batches_in_flight
-from zenith_tune.layouts.stages import cost_stage_layers, even_stage_layers
+from zenith_tune.layouts.stages import (
+    cost_stage_layers,
+    even_stage_layers,
+    layers_before_chunk,
+    layers_before_cost_stage,
+    layers_before_unit_chunk,
+)
 
 # Layers, hidden and feed-forward size of the models of the Ultra-Scale Playbook; its vocabulary has 131,072 words.
 PLAYBOOK = [(16, 2048, 8192), (28, 3072, 8192), (32, 4096, 14336), (80, 8192, 28672)]
@@ -92,3 +98,39 @@ def test_stages_of_many_models_are_those_of_each() -> None:
 
 def test_a_run_with_more_chunks_than_layers_counts_its_fullest_stage() -> None:
     assert even_stage_layers(61.0, LayoutBatch.of(pp=[16] * 2, vp=4), np.array([0.0, 15])).tolist() == [4, 4]
+
+
+def test_an_uneven_split_has_shorter_ends() -> None:
+    batch = LayoutBatch.of(pp=[4, 16, 16, 16])
+    assert even_stage_layers(np.array([80.0, 126, 126, 61]), batch, np.array([0.0, 0, 1, 15])).tolist() == [
+        20.0,
+        7.0,
+        8.0,
+        2.0,
+    ]
+
+
+def test_the_layers_before_a_chunk_add_up() -> None:
+    assert layers_before_chunk(61.0, LayoutBatch.of(pp=[4] * 4, vp=2), np.array([0.0, 1, 7, 8])).tolist() == [
+        0.0,
+        7.0,
+        55.0,
+        61.0,
+    ]
+
+
+def test_torchtitan_counts_embedding_and_output_as_layers() -> None:
+    assert np.diff(layers_before_unit_chunk(32.0, LayoutBatch.of(pp=[4] * 5), np.arange(5.0))).tolist() == [
+        8.0,
+        9.0,
+        8.0,
+        7.0,
+    ]
+
+
+def test_nanotron_distributes_blocks_by_cost() -> None:
+    assert cost_stage_layers(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist() == [6.0, 5.0, 5.0, 0.0]
+
+
+def test_the_layers_before_a_cost_stage_add_up() -> None:
+    assert layers_before_cost_stage(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist() == [0.0, 6.0, 11.0, 16.0]

@@ -4,7 +4,7 @@ import numpy as np
 
 from zenith_tune.estimates.calibration import Calibration, TimeCalibration
 from zenith_tune.layouts.layout_batch import LayoutBatch
-from zenith_tune.planner.best_layouts import MOST_TIED, BestLayouts, Front, tied_within
+from zenith_tune.planner.best_layouts import MOST_TIED, BestLayouts, Front, complexity, tied_within
 
 
 def test_pieces_give_what_all_at_once_gives() -> None:
@@ -70,3 +70,18 @@ def test_what_stands_for_a_way_ties_with_the_fastest_of_all_and_not_with_another
     best = BestLayouts(2, tied=0.02)
     best.add(LayoutBatch.of(tp=[4, 4, 1], pp=2, vp=[8, 1, 1], gbs=8), np.array([1.0, 1.019, 1.03]))
     assert best.layouts.tp.tolist() == [4, 1] and best.layouts.vp.tolist() == [1, 1]
+
+
+def test_complexity_counts_doublings() -> None:
+    assert complexity(LayoutBatch.of(tp=[1, 2, 2], pp=[1, 4, 4], vp=[1, 1, 8], recompute=[0, 0, 3])).tolist() == [
+        0.0,
+        3.0,
+        8.0,
+    ]
+
+
+def test_the_best_layout_has_the_lowest_score() -> None:
+    best = BestLayouts(1)
+    best.add(LayoutBatch.of(tp=[1, 2, 4], gbs=8), np.array([3.0, 1.0, np.inf]))
+    assert best.layouts.tp.tolist() == [2]
+    assert best.scores.tolist() == [1.0]

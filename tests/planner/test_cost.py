@@ -8,6 +8,7 @@ import zenith_tune
 from tests.plan_runs import LLAMA, Plan, as_json, planning
 from zenith_tune import UsageError
 from zenith_tune.describe.gpu_catalog import public_price
+from zenith_tune.planner.cost import TrainingCost
 
 
 @pytest.fixture
@@ -93,3 +94,18 @@ def test_a_mistake_is_one_line(plan: Plan, wrong: tuple[str, ...]) -> None:
 def test_a_number_that_is_none_is_refused_from_python_too(tokens: float | str) -> None:
     with pytest.raises(UsageError):
         zenith_tune.plan("llama3-8b", "h100x8", gbs=64, seq=8192, top=1).cost(tokens)
+
+
+def test_a_training_costs_its_gpu_hours() -> None:
+    cost = TrainingCost(
+        gpu="h100",
+        num_gpus=64,
+        price=2.5,
+        is_public=False,
+        tokens=1e12,
+        seconds=864e3,
+        interval_s=(7e5, 9e5),
+    )
+    assert cost.days == 10.0
+    assert cost.gpu_hours == 15360.0
+    assert cost.dollars == 38400.0

@@ -96,3 +96,7 @@ def test_of_a_long_step_the_first_micro_batches_are_drawn() -> None:
 def test_without_a_pipeline_there_is_no_timeline() -> None:
     (planned,) = PLANNER.evaluate([replace(LAYOUT, pp=1)])
     assert pipeline_timeline(SUBJECT, PLANNER.calibration, planned) is None
+
+
+def test_a_pipeline_of_two_stages_takes_turns() -> None:
+    assert [round(bar.end_s) for bar in simulate([1.0, 1.0], [2.0, 2.0], chunks=1, micro_batches=1)] == [1, 2, 4, 6]

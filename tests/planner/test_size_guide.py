@@ -4,7 +4,7 @@ import pytest
 
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.size_guide import CATALOG, TABLE, parse_size, size_guide, sized_model
+from zenith_tune.planner.size_guide import CATALOG, TABLE, guide_row, is_outside, parse_size, size_guide, sized_model
 
 SPEC = [
     (7, 8, 1, 1, 8, 1),
@@ -92,3 +92,30 @@ def test_a_text_that_is_no_size_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="1B to 2000B") as caught:
         parse_size(text)
     assert "\n" not in str(caught.value)
+
+
+def test_sizes_beyond_the_table_are_outside() -> None:
+    assert is_outside(3)
+    assert not is_outside(30)
+    assert is_outside(671)
+
+
+def test_a_size_has_its_row() -> None:
+    assert guide_row(30).billions == 40
+    assert guide_row(70).pp == 2
+    assert guide_row(400).pp == 16
+    assert guide_row(400).num_gpus == 512
+
+
+def test_sizes_are_read_in_billions() -> None:
+    assert parse_size("70B") == 70.0
+    assert parse_size("1.5b") == 1.5
+    assert parse_size("13") == 13.0
+    assert parse_size("1T") == 1000.0
+
+
+def test_a_size_has_a_usual_model() -> None:
+    model = sized_model(40)
+    assert model.num_layers == 56
+    assert model.hidden == 8192
+    assert round(model.num_params / 1e9, 1) == 40.0

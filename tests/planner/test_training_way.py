@@ -13,6 +13,7 @@ from tests.plan_runs import Plan, as_json, planning
 from tests.planner.planners import planner
 from zenith_tune import UsageError
 from zenith_tune.describe.model_catalog import catalog_model
+from zenith_tune.planner.training_way import TrainingWay
 from zenith_tune.planner.ways_out import ways_out
 
 SMALL = ("--model", "llama3-8b", "--cluster", "rtx-4090x1", "--gbs", "8", "--seq", "2048")
@@ -136,3 +137,9 @@ def test_a_mistake_is_one_line(plan: Plan, wrong: tuple[str, ...]) -> None:
 def test_an_optimizer_that_is_none_is_refused_from_python_too() -> None:
     with pytest.raises(UsageError):
         zenith_tune.plan("llama3-8b", "h100x8", gbs=8, seq=2048, optimizer="sgd")
+
+
+def test_a_way_to_train_has_a_name_and_options() -> None:
+    assert TrainingWay(qlora=True).name == "QLoRA"
+    assert TrainingWay(optimizer="adam-8bit").options == "--optimizer adam-8bit"
+    assert TrainingWay().is_plain

@@ -9,7 +9,7 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.what_if import changed, parse_changes
+from zenith_tune.planner.what_if import Change, changed, parse_changes
 
 CLUSTER, JOB, BATCH = load_cluster("h100x64"), job(), 512
 
@@ -42,3 +42,7 @@ def test_a_mistake_is_one_line(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         after(text)
     assert "--what-if" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_sign_makes_a_change_relative() -> None:
+    assert parse_changes("mem=+8") == [Change(key="mem", value=8.0, is_relative=True)]

@@ -17,7 +17,7 @@ from zenith_tune.layouts.candidates import Candidates
 from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.emission import Target
-from zenith_tune.presets.formats import FORMATS, format_named
+from zenith_tune.presets.formats import FORMATS, default_format, format_named
 from zenith_tune.tuner import PresetTuner
 
 
@@ -112,3 +112,8 @@ def test_what_is_written_is_tuned_with_no_further_option(
             for point in itertools.islice(tuner.preset.points(), 3)
             if (layout := tuner.preset.layout(point)) is not None
         )
+
+
+def test_a_framework_has_a_default_format_or_none() -> None:
+    assert default_format("fsdp") == "accelerate"
+    assert default_format("torchtitan") is None

@@ -11,6 +11,7 @@ from zenith_tune.probe.fake_rank import (
     LEFT_OUT,
     fake_rank,
     first_rank,
+    in_folder,
     interpreter,
     probed_micro_batches,
     probed_stages,
@@ -176,3 +177,25 @@ def test_torchruns_own_first_line_names_its_python(
 def test_without_any_launcher_the_usual_python_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert interpreter(()) == "python3" and interpreter(("torchrun",)) == "python3"
+
+
+def test_the_first_the_last_and_the_fullest_stage_are_probed() -> None:
+    assert probed_stages(1) == [0]
+    assert probed_stages(2) == [0, 1]
+    assert probed_stages(8) == [0, 1, 7]
+
+
+def test_twice_the_stages_are_enough_micro_batches() -> None:
+    assert probed_micro_batches(Layout(num_gpus=32, tp=8, pp=4, global_batch=64)) == 8
+
+
+def test_a_command_runs_in_the_folder_of_its_script() -> None:
+    assert in_folder(Path("Megatron-LM"), "python pretrain_gpt.py") == "cd Megatron-LM && python pretrain_gpt.py"
+
+
+def test_the_first_rank_of_a_stage_follows_the_order() -> None:
+    assert first_rank(Layout(num_gpus=64, tp=8, pp=4), 3, pipeline_first=False) == 48
+
+
+def test_options_are_left_out_with_their_values() -> None:
+    assert without(["--load", "ckpt", "--bf16", "--save=there"], frozenset(["--load", "--save"])) == ["--bf16"]

@@ -8,7 +8,7 @@ from tests.probe.rank_script import SHAPE, training, write_script
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.megatron.job import MegatronLmOverrides
 from zenith_tune.probe.fake_rank import fake_rank
-from zenith_tune.probe.probe_job import ProbeJob
+from zenith_tune.probe.probe_job import ProbeJob, plain_word
 from zenith_tune.shell import ParsedCommand
 
 
@@ -129,3 +129,11 @@ def test_the_folder_of_a_script_is_put_in_and_what_only_a_shell_knows_is_refused
     (tmp_path / "train.sh").write_text(f"{head}{train}$(date)\n")
     with pytest.raises(UsageError, match=r"'\$\(date\)'"):
         ProbeJob.of(f"bash {tmp_path}/train.sh", MegatronLmOverrides())
+
+
+def test_a_word_has_the_folder_of_its_script_put_in() -> None:
+    assert (
+        plain_word('$(cd "$(dirname "$0")" && pwd)/data', script="jobs/train.sh", folder=Path("/home/me"))
+        == "/home/me/jobs/data"
+    )
+    assert plain_word("out-$(date +%F)", script="train.sh", folder=Path("/home/me")) is None

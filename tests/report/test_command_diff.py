@@ -25,3 +25,11 @@ from zenith_tune.report.command_diff import command_diff
 )
 def test_options_arguments_and_variables_are_lines_of_their_own(before: str, after: str, lines: list[str]) -> None:
     assert command_diff(before, after) == lines
+
+
+def test_commands_differ_in_lines() -> None:
+    assert command_diff("python train.py --lr 1 --tp 4", "python train.py --lr 1 --tp 2 --fused") == [
+        "- --tp 4",
+        "+ --tp 2",
+        "+ --fused",
+    ]

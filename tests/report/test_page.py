@@ -104,3 +104,7 @@ def test_no_script_makes_elements_out_of_text() -> None:
 
 def test_a_page_of_a_small_study_is_small(tmp_path: Path) -> None:
     assert len(render_page(digest(tmp_path)).encode()) < 150_000
+
+
+def test_data_holds_nothing_for_an_html_parser() -> None:
+    assert data_text({"log": "</script>"}) == '{"log":"\\u003c/script\\u003e"}'

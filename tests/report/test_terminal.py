@@ -15,6 +15,7 @@ from tests.started_processes import start_process
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
 from zenith_tune import Direction, Outcome, Trial
+from zenith_tune.report.terminal.terminal import gain_text
 from zenith_tune.report.terminal.trial_table import early_lines, trial_table
 from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.study.study import Study
@@ -143,3 +144,8 @@ def test_a_long_study_shows_its_best_trials(tmp_path: Path) -> None:
     assert re.search(r"^71 trials .*\b30 .*: 71 ok", text, re.MULTILINE)
     table = text[text.index("trial  layout") : text.index("\n71 trials ")]
     assert "x=71" in table and "x=42" in table and "x=41 " not in table
+
+
+def test_small_gains_have_a_digit_more() -> None:
+    assert gain_text(0.384) == "+38%"
+    assert gain_text(0.021) == "+2.1%"

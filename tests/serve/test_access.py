@@ -12,7 +12,7 @@ import pytest
 from tests.report.studies import TRIALS, recorded
 from tests.serve.served import Client, served
 from zenith_tune.errors import UsageError
-from zenith_tune.serve.access import Access, checked_token, token_path
+from zenith_tune.serve.access import Access, checked_token, is_loopback, token_path
 from zenith_tune.serve.server import MAX_CONNECTIONS, MAX_WATCHERS, LiveServer
 from zenith_tune.serve.study_index import StudyIndex
 
@@ -201,3 +201,9 @@ def test_a_port_in_use_is_one_line(root: Path) -> None:
         LiveServer(StudyIndex.open(None, db=None, output_dir=root), "127.0.0.1", client.server.port, None)
     with pytest.raises(UsageError, match=r"--host 192\.0\.2\.1"):
         LiveServer(StudyIndex.open(None, db=None, output_dir=root), "192.0.2.1", 0, None)
+
+
+def test_loopback_is_this_machine_alone() -> None:
+    assert is_loopback("127.0.0.2")
+    assert is_loopback("localhost")
+    assert not is_loopback("0.0.0.0")

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from zenith_tune.errors import CommandError
 from zenith_tune.shell.lexer import Word, lex
-from zenith_tune.shell.scripts.interpreter import REST, ShellVariables
+from zenith_tune.shell.scripts.interpreter import REST, Budget, ShellVariables
 
 
 def variables(*assignments: str, arguments: tuple[str, ...] = ("one", "two"), **environment: str) -> ShellVariables:
@@ -81,3 +82,10 @@ def test_an_element_that_is_set_makes_the_list_unsure_and_unset_empties_it() -> 
     assert found.expand(word("${L[@]}")) == ["${L[@]}"]
     found.forget("L")
     assert found.expand(word("${L[@]}")) == []
+
+
+def test_a_budget_ends_with_its_last_command() -> None:
+    budget = Budget(num_commands=1)
+    budget.take_command()
+    with pytest.raises(CommandError, match="20000"):
+        budget.take_command()

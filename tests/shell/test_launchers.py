@@ -209,3 +209,8 @@ def test_a_programs_name_is_known_if_only_its_folder_is_dynamic(text: str, expec
 )
 def test_a_launcher_called_for_something_else_starts_nothing(text: str, expected: bool) -> None:
     assert starts_nothing(words_of(text)) is expected
+
+
+def test_a_program_behind_launchers_is_located() -> None:
+    tokens = lex("srun -n 2 torchrun --nproc-per-node 8 train.py --lr 1")
+    assert locate([token for token in tokens if isinstance(token, Word)]) == Arguments(first=7, by_shell=False)

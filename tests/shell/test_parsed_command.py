@@ -11,6 +11,7 @@ import pytest
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.parsed_command import plain_value
 from zenith_tune.study.parameters import Value
 
 TP, MBS = "--tensor-model-parallel-size", "--micro-batch-size"
@@ -281,3 +282,32 @@ def test_of_two_programs_that_may_train_in_one_pipe_none_is_edited_silently(feed
         ParsedCommand.of(f"{feeder} | python train.py --lr 3").set({"--lr": 4})
     for command in ("bash train.sh --lr 3 | python watch.py", "./trainer --lr 3 | python watch.py"):
         assert ParsedCommand.of(command).set({"--lr": 4}).text == command.replace("3", "4")
+
+
+def test_values_are_written_as_programs_read_them() -> None:
+    assert [plain_value(value) for value in (True, 1e-05, 8)] == ["true", "1e-05", "8"]
+
+
+def test_overrides_are_read_as_hydra_does() -> None:
+    assert ParsedCommand.of("python train.py F.yaml --x=1 model.tp=2 lr=1e-4").overrides == {
+        "model.tp": "2",
+        "lr": "1e-4",
+    }
+
+
+def test_overrides_are_replaced_or_added() -> None:
+    assert (
+        ParsedCommand.of("python train.py F.yaml tp=2 > log").override({"tp": 4, "sp": True}).text
+        == "python train.py F.yaml tp=4 sp=true > log"
+    )
+
+
+def test_an_argument_is_replaced_also_behind_an_option() -> None:
+    assert (
+        ParsedCommand.of("python train.py a.yaml --also=a.yaml").with_argument("a.yaml", "b.yaml").text
+        == "python train.py b.yaml --also=b.yaml"
+    )
+
+
+def test_the_output_file_of_an_inner_shell_is_found() -> None:
+    assert ParsedCommand.of("bash -c 'python train.py > run.log'").output_file == "run.log"

@@ -7,7 +7,13 @@ import subprocess
 import pytest
 
 from zenith_tune.errors import CommandError
-from zenith_tune.shell.placeholders import fill_or_set, fill_placeholders, placeholder_names, unknown_placeholder
+from zenith_tune.shell.placeholders import (
+    fill_or_set,
+    fill_placeholders,
+    misspelt_placeholder,
+    placeholder_names,
+    unknown_placeholder,
+)
 from zenith_tune.study.parameters import Value
 
 PARAMS: dict[str, Value] = {"tp": 4, "mbs": 2, "lr": 1e-05, "on": True, "method": "uniform"}
@@ -91,3 +97,11 @@ def test_a_program_in_the_background_is_refused_with_how_to_write_it(command: st
     with pytest.raises(CommandError) as refused:
         fill_or_set(command, {"tp": "--tp"}, {"tp": 2})
     assert "{tp}" not in refused.value.hint
+
+
+def test_a_misspelt_placeholder_is_noticed() -> None:
+    assert misspelt_placeholder("python train.py --tp {tpp} {other}", ["tp", "mbs"]) == ("tpp", "tp")
+
+
+def test_an_unknown_placeholder_is_noticed() -> None:
+    assert unknown_placeholder("python train.py --tp {tp} --layers {layers}", ["tp", "mbs"]) == "layers"

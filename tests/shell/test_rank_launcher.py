@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher
+from zenith_tune.shell.rank_launcher import ACCELERATE, DEEPSPEED, TORCHRUN, RankLauncher, last_option
 
 
 def found(command: str) -> RankLauncher:
@@ -63,3 +63,14 @@ def test_a_flag_in_front_of_the_script_does_not_swallow_it() -> None:
     launcher = found("torchrun --standalone train.py --lr 1")
     assert launcher.option("--standalone") == ""
     assert launcher.with_options({}, without=("--standalone",)) == "torchrun train.py --lr 1"
+
+
+def test_a_path_is_put_in_front_of_the_program() -> None:
+    assert (
+        ParsedCommand.of("srun python train.py").started.with_path("PYTHONPATH", "lib")
+        == "srun env PYTHONPATH=lib${PYTHONPATH:+:$PYTHONPATH} python train.py"
+    )
+
+
+def test_the_last_value_of_an_option_counts() -> None:
+    assert last_option(["srun", "-N", "2", "torchrun", "--nproc_per_node=8"], "--nproc-per-node") == "8"

@@ -64,3 +64,8 @@ def test_a_grid_ends_by_itself_and_is_registered() -> None:
 class TestGridStrategy(StrategyContract):
     def make(self) -> GridStrategy:
         return GridStrategy()
+
+
+def test_a_grid_has_every_combination() -> None:
+    space = {"tp": CategoricalParameter([1, 2]), "mbs": CategoricalParameter([1, 2, 4])}
+    assert GridStrategy().max_trials(space) == 6

@@ -201,3 +201,7 @@ def test_optuna_is_registered_and_needs_a_budget() -> None:
 class TestOptunaStrategy(StrategyContract):
     def make(self) -> OptunaStrategy:
         return OptunaStrategy()
+
+
+def test_the_name_of_a_sampler_is_kept() -> None:
+    assert OptunaStrategy(sampler="NSGA-II", seed=1).sampler == "NSGA-II"

@@ -4,7 +4,7 @@ import pytest
 
 from zenith_tune.errors import TrialExhausted, UsageError
 from zenith_tune.strategies.base import StrategyRegistry
-from zenith_tune.strategies.random import RandomStrategy
+from zenith_tune.strategies.random import RandomStrategy, checked_seed
 from zenith_tune.study.parameters import (
     BoolParameter,
     CategoricalParameter,
@@ -66,3 +66,7 @@ def test_random_needs_a_budget() -> None:
 class TestRandomStrategy(StrategyContract):
     def make(self) -> RandomStrategy:
         return RandomStrategy()
+
+
+def test_a_good_seed_is_kept() -> None:
+    assert checked_seed(7) == 7

@@ -26,7 +26,6 @@ class RunDiagnosis:
     """A diagnosis; without a plan it has only the causes that the log shows."""
 
     what: str
-    """The name of the run."""
     found: Diagnosis | UnplannedRun
     """The diagnosis by the plan, or why there is no plan."""
     tensor_reason: str = ""

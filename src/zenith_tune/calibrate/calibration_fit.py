@@ -57,7 +57,6 @@ class CalibrationFit:
 
     calibration: Calibration
     before: TimeCoefficients
-    """The coefficients that the fit started from."""
     num_time_runs: int = 0
     num_landscapes: int = 0
     num_memory_runs: int = 0

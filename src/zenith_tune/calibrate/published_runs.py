@@ -21,7 +21,6 @@ class PublishedRun:
     """A measured run that somebody published."""
 
     source: str
-    """Who published it."""
     url: str
     year: int
     software: str
@@ -41,11 +40,7 @@ class PublishedRun:
 
 @functools.cache
 def published_runs() -> tuple[PublishedRun, ...]:
-    """Return the runs of the catalog.
-
-    >>> len(published_runs()) > 100, min(run.flops_per_s for run in published_runs()) > 1e13
-    (True, True)
-    """
+    """Return the runs of the catalog."""
     catalog = read_catalog("published")
     models = {name: _model(name.partition("#")[0], dict(shape)) for name, shape in catalog["models"].items()}
     entries = (dict(zip(catalog["columns"], values, strict=True)) for values in catalog["runs"])

@@ -173,7 +173,6 @@ class TimeFit:
         return self.estimate(theta).step_s
 
     def estimate(self, theta: FloatArray) -> TimeEstimate:
-        """Return the estimate of every run of the table."""
         table, coefficients = self.table, self._coefficients(theta)
         work = (table.workload, table.machine, table.layouts, self.framework, coefficients)
         found = estimate_time(*work)
@@ -186,7 +185,6 @@ class TimeFit:
         return replace(found, step_s=found.step_s * longer)
 
     def calibration(self, theta: FloatArray) -> TimeCalibration:
-        """Return the fitted vector as a calibration."""
         kept = {kind: dict(values) for kind, values in self.origin.factors.items()}
         factors: dict[str, dict[str, float]] = defaultdict(dict, kept)
         trends = dict(self.origin.trends)

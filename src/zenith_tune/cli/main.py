@@ -106,7 +106,6 @@ def _run(arguments: list[str], own: list[str]) -> int:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """Return what to say of an error, and the exit code."""
     if isinstance(error, click.exceptions.NoSuchOption):
         command = error.ctx.command if error.ctx else cli
         own = "Options of the training command go after --."

@@ -8,13 +8,7 @@ from zenith_tune.errors import UsageError
 
 
 def precision_class(precision: str) -> str:
-    """Return the kind of matrix products of a precision, whatever a source calls it.
-
-    >>> precision_class("FP8-MX"), precision_class("nvfp4"), precision_class("amp_bf16"), precision_class("float8")
-    ('mxfp8', 'fp4', 'bf16', 'fp8')
-    >>> precision_class("fp8 current scaling"), precision_class("float8 rowwise")
-    ('fp8', 'fp8-rowwise')
-    """
+    """Return the kind of matrix products of a precision, whatever a source calls it."""
     text = precision.lower()
     if "fp4" in text:
         return "fp4"
@@ -91,11 +85,7 @@ def refuse_counts(source: str, *, num_gpus: int, gpus_per_node: int, fast_domain
 
 
 def even_domain(num_gpus: int, gpus_per_node: int, fast_domain: int) -> int:
-    """Return how many GPUs of each fast domain a job gets, where schedulers spread it evenly over the domains.
-
-    >>> even_domain(256, 4, 72), even_domain(144, 4, 72), even_domain(64, 8, 8)
-    (64, 72, 8)
-    """
+    """Return how many GPUs of each fast domain a job gets, where schedulers spread it evenly over the domains."""
     if num_gpus <= fast_domain or fast_domain <= gpus_per_node:
         return fast_domain
     sizes = range(gpus_per_node, fast_domain + 1, gpus_per_node)

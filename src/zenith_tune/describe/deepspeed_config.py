@@ -37,12 +37,7 @@ SHOWN_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DsConfig:
-    """A DeepSpeed configuration.
-
-    >>> config = DsConfig(values={"zero_optimization": {"stage": 2}})
-    >>> config.get(STAGE), config.count(MICRO_BATCH), config.having({STAGE: 3}).get(STAGE)
-    (2, None, 3)
-    """
+    """A DeepSpeed configuration."""
 
     values: Json
     source: str = "the DeepSpeed configuration"
@@ -94,11 +89,7 @@ class DsConfig:
 
 
 def shown_json(value: object) -> str:
-    """Return a value as a message shows it: as JSON, and not longer than a line has room for.
-
-    >>> shown_json([True, "x"]), shown_json("x" * 1000)[-5:]
-    ('[true, "x"]', 'xx...')
-    """
+    """Return a value as a message shows it: as JSON, and not longer than a line has room for."""
     text = json.dumps(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
@@ -207,10 +198,6 @@ TUNING = tuple(name for name in AXES if name not in MEMORY_MODES)
 
 
 def matters(name: str, stage: int) -> bool:
-    """Return whether a searched name has an effect at a stage; an unknown name may.
-
-    >>> matters("overlap_comm", 1), matters("overlap_comm", 2), matters("gradient_clipping", 0)
-    (False, True, True)
-    """
+    """Return whether a searched name has an effect at a stage; an unknown name may."""
     axis = AXES.get(name)
     return axis is None or axis.matters(stage)

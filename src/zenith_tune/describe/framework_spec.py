@@ -69,11 +69,7 @@ class OwnPipeline:
     """Layers for multi-token prediction of each chunk."""
 
     def on_rank(self, rank: int) -> int:
-        """Return the layers of a rank.
-
-        >>> OwnPipeline(num_ranks=2, layers=(3, 4, 4, 2), mtp_layers=(0, 0, 0, 1)).on_rank(1)
-        6
-        """
+        """Return the layers of a rank."""
         return sum(self.layers[rank :: self.num_ranks])
 
     @property
@@ -170,11 +166,7 @@ def load_framework(name: str) -> FrameworkSpec:
 
 
 def titan_framework(compiles: bool, is_alone: bool) -> str:
-    """Return the entry for torchtitan with or without torch.compile, on one GPU or on several.
-
-    >>> titan_framework(False, True), titan_framework(True, False)
-    ('torchtitan-autocast', 'torchtitan')
-    """
+    """Return the entry for torchtitan with or without torch.compile, on one GPU or on several."""
     if is_alone:
         return "torchtitan-compiled" if compiles else "torchtitan-autocast"
     return "torchtitan" if compiles else "torchtitan-eager"

@@ -22,11 +22,7 @@ def known_gpus() -> list[str]:
 
 
 def find_gpu(text: str) -> str | None:
-    """Return the catalog's name for a GPU, whatever its case or alias, or None where it is not there.
-
-    >>> find_gpu("H100-80"), find_gpu("tpu")
-    ('h100', None)
-    """
+    """Return the catalog's name for a GPU, whatever its case or alias, or None where it is not there."""
     return _names().get(text.strip().lower())
 
 
@@ -39,11 +35,7 @@ def gpu_name(text: str) -> str:
 
 
 def match_gpu(driver_name: str) -> str | None:
-    """Return the catalog's name for the GPU of this driver name.
-
-    >>> match_gpu("NVIDIA A100-SXM4-40GB"), match_gpu("Voodoo 2")
-    ('a100-40', None)
-    """
+    """Return the catalog's name for the GPU of this driver name."""
     parts = set(re.split(r"[^a-z0-9]+", driver_name.lower()))
     entries = _entries().items()
     return next((name for name, entry in entries if {part.lower() for part in entry["matches"]} <= parts), None)
@@ -57,39 +49,23 @@ def gpu_spec(name: str) -> GpuSpec:
 
 
 def public_price(name: str) -> float | None:
-    """Return what a GPU costs for an hour, in dollars, by the catalog's dated list; None where it has none.
-
-    >>> public_price("h100"), public_price("v100-32")
-    (3.85, None)
-    """
+    """Return what a GPU costs for an hour, in dollars, by the catalog's dated list; None where it has none."""
     price = _entries().get(name, {}).get("usd_per_hour")
     return None if price is None else float(price)
 
 
 def has_bf16(name: str) -> bool:
-    """Tell whether a GPU computes in bfloat16; one that the catalog does not know is taken for a new one.
-
-    >>> has_bf16("v100-32"), has_bf16("a100-80")
-    (False, True)
-    """
+    """Tell whether a GPU computes in bfloat16; one that the catalog does not know is taken for a new one."""
     return not _entries().get(name, {}).get("lacks_bf16", False)
 
 
 def num_nvlinks(name: str) -> int:
-    """Return how many NVLinks a GPU has, 0 where the catalog knows of none.
-
-    >>> num_nvlinks("h100"), num_nvlinks("l40s"), num_nvlinks("mine")
-    (18, 0, 0)
-    """
+    """Return how many NVLinks a GPU has, 0 where the catalog knows of none."""
     return int(_entries().get(name, {}).get("nvlinks", 0))
 
 
 def nvlink_bytes_per_s(name: str, nvlinks: int) -> float:
-    """Return what one GPU sends over so many of its NVLinks, 0 where the catalog knows of none.
-
-    >>> nvlink_bytes_per_s("h100", 16)
-    400000000000.0
-    """
+    """Return what one GPU sends over so many of its NVLinks, 0 where the catalog knows of none."""
     rate = _entries().get(name, {}).get("nvlink_bytes_per_s", 0.0)
     return float(min(nvlinks, num_nvlinks(name)) * rate)
 

@@ -18,11 +18,7 @@ def read_hostfile(path: str) -> dict[str, int]:
 
 
 def parse_hostfile(text: str, path: str) -> dict[str, int]:
-    """Return the slots of each host in a text; `path` is its name in messages.
-
-    >>> parse_hostfile("n1 slots=8\\n# spare\\nn2 slots=4\\n", "hosts")
-    {'n1': 8, 'n2': 4}
-    """
+    """Return the slots of each host in a text; `path` is its name in messages."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         entry = line.strip()

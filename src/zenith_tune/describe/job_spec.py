@@ -14,11 +14,7 @@ DISPATCHERS = ("alltoall", "flex")
 
 
 def is_narrow(precision: str) -> bool:
-    """Tell whether products are of 8 bits or fewer.
-
-    >>> is_narrow("FP8-MX"), is_narrow("nvfp4"), is_narrow("bf16")
-    (True, True, False)
-    """
+    """Tell whether products are of 8 bits or fewer."""
     return precision_class(precision) != "bf16"
 
 

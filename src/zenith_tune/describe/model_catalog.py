@@ -155,7 +155,6 @@ def _required(value: int | None, keys: tuple[str, ...], config: ConfigJson) -> i
 
 
 def _walk(value: object) -> Iterator[tuple[str, object]]:
-    """Yield every key and value at any depth."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield key, child

@@ -110,9 +110,6 @@ def parse_topology(text: str, source: str = "") -> Topology:
 
     What `nvidia-smi nvlink -s` prints says which links of the matrix are up, or stands alone. Errors name the `source`,
     where there is one.
-
-    >>> parse_topology("GPU0 GPU1\\nGPU0 X NV4\\nGPU1 NV4 X").islands
-    [[0, 1]]
     """
     text = without_escapes(text).replace("\r", "")
     try:
@@ -138,11 +135,7 @@ def _parsed(text: str, cut: list[int]) -> Topology:
 
 
 def nvlink_status(text: str) -> list[tuple[str, int]]:
-    """Return the name of each GPU and how many of its NVLinks are up, by `nvidia-smi nvlink -s`.
-
-    >>> nvlink_status("GPU 0: A\\n\\t Link 0: 25 GB/s\\n\\t Link 1: <inactive>\\nGPU 1: A\\n\\t Link 0: 25 GB/s")
-    [('A', 1), ('A', 1)]
-    """
+    """Return the name of each GPU and how many of its NVLinks are up, by `nvidia-smi nvlink -s`."""
     return [(name, len(_UP.findall(links))) for name, links in _STATUS.findall(text)]
 
 
@@ -169,11 +162,7 @@ def _working(text: str, links: list[tuple[str, int]]) -> list[list[str]]:
 
 
 def cut_gpus(text: str) -> list[int]:
-    """Return the GPUs that are cut into MIG instances, where a list says so.
-
-    >>> cut_gpus("GPU 0: A\\nGPU 1: A\\n  MIG 3g.40gb     Device  0: (UUID: MIG-1)")
-    [1]
-    """
+    """Return the GPUs that are cut into MIG instances, where a list says so."""
     found, gpu = [], -1
     for number, is_instance in _LISTED.findall(text):
         if is_instance and gpu >= 0:

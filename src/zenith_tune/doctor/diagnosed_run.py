@@ -59,11 +59,7 @@ class Measured:
 
     @property
     def capacity_bytes(self) -> float | None:
-        """Bytes of the GPU that ran out of memory, where PyTorch's message has them.
-
-        >>> Measured(cause="CUDA out of memory. GPU 0 has a total capacity of 79.50 GiB").capacity_bytes / 2**30
-        79.5
-        """
+        """Bytes of the GPU that ran out of memory, where PyTorch's message has them."""
         return FailedAllocation.of(self.cause).capacity_bytes
 
 

@@ -100,7 +100,6 @@ class Diagnosis:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no bottleneck was found."""
         return not self.advice and not self.remedies and not self.warnings and not self.causes
 
     @property

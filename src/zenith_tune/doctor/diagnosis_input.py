@@ -253,7 +253,6 @@ class Advice:
     """The finding in one line for people."""
     change: str
     planned: PlannedLayout
-    """The changed layout."""
     gain: float
     """Relative gain in tokens per second."""
     caution: str = ""

@@ -79,12 +79,7 @@ _VOCAB = re.compile(r"> padded vocab \(size: ([0-9]{1,9})\) with")
 
 
 def dumped_arguments(log: str) -> dict[str, str]:
-    """Return the arguments that a log dumps, by name; nothing where it dumps none.
-
-    >>> rows = "  num_layers ...... 16\\n  tokenizer_that_has_a_long_name  True\\n"
-    >>> dumped_arguments(f"{'-' * 24} arguments {'-' * 24}\\n{rows}{'-' * 20} end of arguments {'-' * 21}")
-    {'num_layers': '16', 'tokenizer_that_has_a_long_name': 'True'}
-    """
+    """Return the arguments that a log dumps, by name; nothing where it dumps none."""
     end = log.rfind(END)
     start = log.rfind(START, max(end - MAX_DUMP, 0), end) if end >= 0 else -1
     if start < 0:
@@ -101,11 +96,7 @@ def dumped_command(arguments: Mapping[str, str]) -> str:
 
 
 def recompute_modules(arguments: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the modules of selective recomputation, where the dump has them.
-
-    >>> recompute_modules({"recompute_modules": "['core_attn', 'mlp']"})
-    ('core_attn', 'mlp')
-    """
+    """Return the modules of selective recomputation, where the dump has them."""
     return tuple(re.findall(r"[a-z_]+", arguments.get(MODULES, "")))
 
 
@@ -140,11 +131,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def positive(value: object) -> float | None:
-    """Return a number above 0, or None for anything else.
-
-    >>> positive(3), positive(-1), positive(True), positive("3")
-    (3.0, None, None, None)
-    """
+    """Return a number above 0, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 < value < 1e30 else None
@@ -190,11 +177,7 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 
 def logged_steps(log: str) -> LoggedSteps | None:
-    """Return the steps of torchtitan, Megatron-Bridge or the Trainer, or None.
-
-    >>> logged_steps("Step Time : 1.50s GPU utilization: 456.7MODEL_TFLOP/s/GPU").steps[0].seconds
-    1.5
-    """
+    """Return the steps of torchtitan, Megatron-Bridge or the Trainer, or None."""
     found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
 
@@ -249,11 +232,7 @@ _NAN = re.compile(r"\b(?:nan|inf|non-finite|not finite)\b", re.IGNORECASE)
 
 
 def log_causes(log: str) -> tuple[Cause, ...]:
-    """Return what a log shows to be wrong: what ended the run, then what slows it down.
-
-    >>> [cause.kind.value for cause in log_causes("torch.OutOfMemoryError: CUDA out of memory.")]
-    ['out_of_memory']
-    """
+    """Return what a log shows to be wrong: what ended the run, then what slows it down."""
     log = log.replace("\r", "\n")
     failure, steps = failed_run(log), read_steps(log).steps
     timeout = collective_timeout(after_steps(log), of_trainer=is_of_trainer(log))

@@ -152,11 +152,7 @@ def _less_traffic(run: DiagnosisInput) -> Iterator[Layout]:
 
 
 def bubble_share(*, p: int, m: int, v: int = 1) -> float:
-    """Return the share of a step in which a stage waits.
-
-    >>> bubble_share(p=4, m=4), bubble_share(p=4, m=4, v=3), bubble_share(p=1, m=8)
-    (0.42857142857142855, 0.2, 0.0)
-    """
+    """Return the share of a step in which a stage waits."""
     return (p - 1) / (v * m + p - 1)
 
 

@@ -185,11 +185,7 @@ def _mixture(mine: Settings, theirs: Settings, causes: Sequence[str], number: in
 
 
 def shapley_values(values: FloatArray, size: int) -> list[float]:
-    """Return what each of `size` members adds to a set on average over all orders, given the value of every set.
-
-    >>> shapley_values(np.array([0.0, 1.0, 2.0, 5.0]), 2)
-    [2.0, 3.0]
-    """
+    """Return what each of `size` members adds to a set on average over all orders, given the value of every set."""
     sets = np.arange(len(values))
     num_members = np.array([number.bit_count() for number in sets.tolist()])
     weights = np.array([1 / (size * math.comb(size - 1, number)) for number in range(size)])
@@ -206,7 +202,6 @@ def change_text(mine: Settings, theirs: Settings, names: Iterable[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a setting as people read it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, LinkSpec):

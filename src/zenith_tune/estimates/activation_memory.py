@@ -46,8 +46,6 @@ class ActivationMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """Bytes of one layer by part."""
-
     attention: FloatArray
     """Bytes of attention outside its core."""
     core: FloatArray

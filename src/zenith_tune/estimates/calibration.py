@@ -90,7 +90,6 @@ class TimeCoefficients:
     """Slowdown of a step once memory is almost full and the allocator keeps freeing and claiming blocks."""
 
     def to_vector(self, names: tuple[str, ...]) -> FloatArray:
-        """Return the logarithms of the named coefficients."""
         return np.log([max(getattr(self, name), 1e-12) for name in names])
 
     def with_vector(self, names: tuple[str, ...], vector: FloatArray) -> Self:
@@ -229,7 +228,6 @@ class TimeCalibration:
     def coefficients_for(
         self, *, gpu: str, precision: str, framework: str, release: float | None = None
     ) -> TimeCoefficients:
-        """Return the coefficients of one kind of run."""
         while f"gpu:{gpu}" not in self.factors and gpu in SIMILAR_GPU:
             gpu = SIMILAR_GPU[gpu]
         names = (f"gpu:{gpu}", f"precision:{precision_class(precision)}", f"framework:{framework}")
@@ -255,6 +253,5 @@ class Calibration:
     date: str = ""
     """Date of the fit, as YYYY-MM-DD."""
     num_runs: int = 0
-    """Number of measured runs."""
     num_memory_runs: int = 0
     """Number of measured runs that memory was fitted to; 0 where it is not fitted."""

@@ -51,10 +51,6 @@ def expected_step(roomy_s: FloatArray, risk: MemoryRisk, thrash: Number) -> Floa
     """Return the mean step over the errors of memory, by which layouts are ranked.
 
     `roomy_s` is the step with memory to spare, `thrash` the slowdown where memory is full.
-
-    >>> risk = MemoryRisk(oom=np.array([0.0, 0.2]), tight=np.array([0.0, 0.1]))
-    >>> expected_step(np.array([10.0, 9.0]), risk, 4.0).round(1).tolist()
-    [10.0, 11.9]
     """
     return roomy_s * (1.0 + (thrash - 1.0) * risk.tight + (CRASH - 1.0) * risk.oom)
 
@@ -97,9 +93,6 @@ def oom_probability(
 
     The errors of measured runs are those of allocated bytes. `unsure_bytes`, the standard deviation of the other bytes,
     is added to them in quadrature.
-
-    >>> oom_probability(np.array([60e9, 80e9, 100e9]), 80e9, MemoryCoefficients()).round(2).tolist()
-    [0.0, 0.5, 1.0]
     """
     errors = np.asarray(c.log_errors)
     spread, middle = _spread(c), float(np.median(errors))
@@ -127,9 +120,6 @@ def memory_quantiles(
 
     Where runs may be of a variant of the framework, it is a mixture with `c.variant_share` of the variant. `spread` is
     that of `memory_spread` for device memory instead of allocated memory.
-
-    >>> memory_quantiles(np.array([100.0]), (0.05, 0.5, 0.95), MemoryCoefficients()).round(0).ravel().tolist()
-    [90.0, 100.0, 111.0]
     """
     spreads = np.full(len(estimated), c.log_spread) if spread is None else spread
     wider, middle = np.maximum(spreads, LEAST_SPREAD) / _spread(c), float(np.median(c.log_errors))
@@ -151,10 +141,6 @@ def _spread(c: MemoryCoefficients) -> float:
 
 
 def slowdown(device_bytes: FloatArray, capacity: Number, thrash: Number) -> FloatArray:
-    """Return how much longer a step takes for lack of memory; `thrash` is the factor where it is full.
-
-    >>> slowdown(np.array([50.0, 99.0, 110.0]), 100.0, 5.0).round(2).tolist()
-    [1.0, 3.0, 5.0]
-    """
+    """Return how much longer a step takes for lack of memory; `thrash` is the factor where it is full."""
     excess = np.clip((device_bytes / capacity - TIGHT) / WIDTH, -40, 40)
     return 1 + (thrash - 1) / (1 + np.exp(-excess))

@@ -37,11 +37,7 @@ def busiest_rank(w: Workload, layouts: LayoutBatch, num_layers: Number = 1.0) ->
 
 
 def busiest_of(spread: FloatArray, ranks: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """Return the mean and the standard deviation of the largest of `ranks` loads with a known sum.
-
-    >>> [figure.round(2).tolist() for figure in busiest_of(np.array([0.35, 0.35]), np.array([1, 8]))]
-    [[1.0, 1.54], [0.0, 0.26]]
-    """
+    """Return the mean and the standard deviation of the largest of `ranks` loads with a known sum."""
     variance = np.log1p(spread * spread) * (ranks > 1)
     sigma = np.sqrt(variance)
     above = sigma * _MAXIMA[ranks]

@@ -48,7 +48,6 @@ class TimeEstimate:
     host_share: FloatArray
     """Relative change of the step per relative change of the host's speed: 0 where it is GPU-bound, 1 host-bound."""
     expert_share: FloatArray
-    """Share of the layers that have experts."""
 
     @property
     def shares(self) -> FloatArray:

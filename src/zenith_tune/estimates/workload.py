@@ -89,7 +89,6 @@ class Workload:
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> Self:
-        """Return the sizes of one model and job."""
         values = {
             "seq_len": job.seq_len,
             "gated": model.gated_mlp,
@@ -141,7 +140,6 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: ClusterSpec, precision: str) -> Self:
-        """Return the numbers of one cluster."""
         gpu = cluster.gpu
         slow = cluster.network if cluster.num_nodes > 1 else cluster.node_link
         return cls(

@@ -150,11 +150,7 @@ _NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 
 
 def is_objective_name(objective: str) -> bool:
-    """Tell whether `--objective` has a name; a pattern is never one, since it must have a group.
-
-    >>> is_objective_name("tokens_per_s"), is_objective_name(r"loss: (\\S+)")
-    (True, False)
-    """
+    """Tell whether `--objective` has a name; a pattern is never one, since it must have a group."""
     return _NAME.fullmatch(objective) is not None
 
 

@@ -10,11 +10,7 @@ from zenith_tune.evaluators.base import EvaluatorRegistry, Measurement, TuningEv
 
 @EvaluatorRegistry.register("duration")
 class DurationEvaluator(TuningEvaluator):
-    """The seconds that the command ran, start-up included.
-
-    >>> DurationEvaluator().evaluate("", {"duration": 12.5})
-    12.5
-    """
+    """The seconds that the command ran, start-up included."""
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
         return float(metadata["duration"])

@@ -91,12 +91,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStop:
-    """The rule for when a run may end.
-
-    >>> steady = Progress(values=[100.0, 100.2, 99.9], num_iterations=4, step_s=16.0)
-    >>> EarlyStop().judge(steady, Direction.MINIMIZE, Stakes()).reason
-    'known within 0.41% after 4 iterations'
-    """
+    """The rule for when a run may end."""
 
     precision: float | None = None
     """The relative precision that a value must have, whatever it costs; None: as precise as is worth it."""

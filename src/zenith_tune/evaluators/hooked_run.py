@@ -79,7 +79,6 @@ class HookedRun:
 
     @classmethod
     def read(cls, log: str) -> Self:
-        """Read the lines of the hooks."""
         reports: dict[str, Mapping[str, Any]] = {}
         steps: dict[int, HookedStep] = {}
         peak, model = 0, None
@@ -172,7 +171,6 @@ class HookedRun:
 
     @property
     def seconds(self) -> list[float]:
-        """The time of each timed step, as it is compared with those of other runs."""
         return [step_s for step_s, _ in self.timed]
 
     def fault(self, asked: RunAsked) -> str | None:

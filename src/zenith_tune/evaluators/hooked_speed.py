@@ -54,7 +54,6 @@ class HookedEvaluator(SpeedEvaluator):
         return other
 
     def read_run(self, log: str) -> HookedRun:
-        """Return the run that a log shows."""
         return HookedRun.read(log)
 
     def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:

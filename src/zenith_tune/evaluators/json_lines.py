@@ -30,9 +30,6 @@ class JsonEvaluator(RegexEvaluator):
 
     Text before the object does not matter, and it may be a dict of Python, as Hugging Face's Trainer prints it. Rates
     are maximized, everything else minimized, unless `direction` says otherwise.
-
-    >>> JsonEvaluator("tokens_per_s").evaluate('INFO {"step": 1, "tokens_per_s": 512.0}', {})
-    512.0
     """
 
     def __init__(self, key: str, selector: str = "last", direction: Direction | None = None) -> None:

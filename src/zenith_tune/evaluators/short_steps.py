@@ -47,9 +47,6 @@ class ShortSteps:
         The smallest fills a pipeline of `stages`, so that it takes the memory of the whole step, and runs until its
         slowest stage sets the pace. In an interleaved one each is a multiple of the `group` that a chunk takes in turn.
         They alternate, so that what changes with time is not taken for a part of the line.
-
-        >>> ShortSteps.of(64).numbers, ShortSteps.of(64, stages=4).numbers
-        ((2, 2, 8, 2, 5, 8, 2, 5), (8, 8, 16, 8, 12, 16, 8, 12))
         """
         unit = group or 1
         least = 2 * group or (2 * stages if stages > 2 else 2)
@@ -72,12 +69,7 @@ class StepLine:
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Self | None:
-        """Return the line through shares and seconds, by least squares of relative residuals; None for too few.
-
-        >>> line = StepLine.through([(0.25, 3.0), (0.125, 2.0), (0.1875, 2.5), (0.25, 3.0)])
-        >>> round(line.at(1), 6), round(line.error, 4)
-        (9.0, 0.0055)
-        """
+        """Return the line through shares and seconds, by least squares of relative residuals; None for too few."""
         if len({share for share, _ in points}) < 3:
             return None
         ones, shares = [1 / seconds for _, seconds in points], [share / seconds for share, seconds in points]

@@ -32,10 +32,6 @@ def summarise(
     """Return the measurement of steady samples: a time, or a rate where larger is better; `others` are its fields.
 
     `common_error` is a relative standard error that all samples share.
-
-    >>> found = summarise([0.42, 0.41, 0.43, 0.42], Direction.MINIMIZE, unit="s")
-    >>> found.value, round(found.spread, 3), found.num_samples
-    (0.42, 0.018, 4)
     """
     return Measurement(
         value=long_run(values, direction),
@@ -63,11 +59,7 @@ def num_warm_up(seconds: Sequence[float]) -> int:
 
 
 def long_run(values: Sequence[float], direction: Direction = Direction.MINIMIZE) -> float:
-    """Return the time, or the rate where larger is better, that a long run has with stalls that recur.
-
-    >>> long_run([1.0, 1.0, 9.0, 1.0, 1.0, 1.0]), long_run([1.0, 1.0, 9.0, 1.0, 1.0, 9.0])
-    (1.0, 3.6666666666666665)
-    """
+    """Return the time, or the rate where larger is better, that a long run has with stalls that recur."""
     middle = statistics.median(values)
     # A rate that is printed as 0 has no time.
     if direction is Direction.MAXIMIZE and min(values) > 0:
@@ -96,11 +88,7 @@ def relative_spread(values: Sequence[float]) -> float | None:
 
 
 def relative_drift(values: Sequence[float]) -> float | None:
-    """Return how far the mean of any five successive values is off the median of all, or None for fewer than ten.
-
-    >>> round(relative_drift([1.0] * 10 + [1.1] * 10), 3), relative_drift([1.0] * 9)
-    (0.048, None)
-    """
+    """Return how far the mean of any five successive values is off the median of all, or None for fewer than ten."""
     middle = statistics.median(values)
     if len(values) < _MIN_DRIFT_SAMPLES or not middle:
         return None

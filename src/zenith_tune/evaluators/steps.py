@@ -38,7 +38,6 @@ class Step:
     seconds: float | None = None
     """Seconds per step, often a mean since the previous line."""
     samples: int | None = None
-    """Samples of the step over all ranks."""
     samples_per_s: float | None = None
     """Samples per second over all ranks."""
     gpu_tokens_per_s: float | None = None
@@ -106,7 +105,6 @@ class LoggedSteps:
 
     @property
     def steady(self) -> Sequence[Step]:
-        """The steps after warm-up."""
         return self.steps[num_warm_up([step.pace_s for step in self.steps]) :]
 
     def rates(self) -> dict[str, list[float]]:
@@ -161,11 +159,7 @@ def after_steps(log: str) -> str:
 
 
 def read_number(text: str) -> float | None:
-    """Return the number that `text` is, `1,234.5` and `nan` included, or None.
-
-    >>> read_number("1,234.5"), read_number("1,5")
-    (1234.5, None)
-    """
+    """Return the number that `text` is, `1,234.5` and `nan` included, or None."""
     text = text.strip()
     if len(text) > 64:
         return None

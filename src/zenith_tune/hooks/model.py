@@ -80,7 +80,6 @@ class KeptBytes:
         self.handles: list[Any] = []
 
     def begin(self) -> None:
-        """Start counting."""
         import torch
 
         for block in self.blocks:
@@ -90,7 +89,6 @@ class KeptBytes:
         self.context.__enter__()
 
     def end(self) -> None:
-        """Stop counting."""
         if self.context is not None:
             self.context.__exit__(None, None, None)
         for handle in self.handles:
@@ -122,7 +120,6 @@ class KeptBytes:
         return saved
 
     def report(self) -> dict[str, Any]:
-        """Return the counts."""
         return {
             "input": self.block_input,
             "input_bytes": self.input_bytes,

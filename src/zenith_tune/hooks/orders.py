@@ -31,12 +31,10 @@ class Orders:
         return os.path.exists(self.path)
 
     def refuse(self) -> None:
-        """Take no orders."""
         if is_first_rank() and self.are_wanted():
             os.remove(self.path)
 
     def has_come(self) -> bool:
-        """Tell whether there is an order."""
         return self.are_wanted() and os.path.getsize(self.path) > 0
 
     def following(self, share: Any = lambda order: order) -> dict[str, Any] | None:

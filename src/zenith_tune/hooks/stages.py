@@ -45,7 +45,6 @@ class Stages:
         kind.__next__ = fetched
 
     def install_optimizers(self, module: Any) -> None:
-        """Watch for the first step of an optimizer."""
         module.register_optimizer_step_post_hook(lambda *given: self.stepped())
 
     def stepped(self) -> None:

@@ -104,7 +104,6 @@ class TrainerWatch:
         return noted
 
     def install_trainer(self, module: Any) -> None:
-        """Wrap the training."""
         trainer = module.Trainer
         train = trainer.train
 
@@ -158,7 +157,6 @@ class TrainerWatch:
         return EndInTime()
 
     def install_optimizers(self, module: Any) -> None:
-        """Count the steps that optimizers make."""
         module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped())
 
     def stepped(self) -> None:
@@ -196,7 +194,6 @@ class TokenCount:
         """Tokens of each pass since the previous update; None where the pass does not show them."""
 
     def install(self, trainer: Any) -> None:
-        """Count what each pass is given."""
         step = trainer.training_step
 
         @functools.wraps(step)

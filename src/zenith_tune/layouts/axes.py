@@ -56,11 +56,9 @@ class Axes:
     log: CutLog = field(default_factory=CutLog)
 
     def tensor(self) -> list[int]:
-        """Return the tensor-parallel sizes."""
         return [tp for tp in self._sizes("tp") if self._holds(Layout(num_gpus=tp, tp=tp), "tp", *TENSOR_RULES)]
 
     def context(self) -> list[int]:
-        """Return the context-parallel sizes."""
         return [cp for cp in self._sizes("cp") if self._holds(Layout(num_gpus=cp, cp=cp), "cp", "context")]
 
     def pipeline(self) -> list[tuple[int, int, int]]:

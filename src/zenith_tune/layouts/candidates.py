@@ -25,13 +25,7 @@ Index = npt.NDArray[np.intp]
 
 
 class Choices:
-    """A list of options per key, each one or several numbers.
-
-    >>> choices = Choices({1: [(7,)], 2: [(8,), (9,)]})
-    >>> rows, options = choices.expand(np.array([2, 1]))
-    >>> rows.tolist(), options[:, 0].tolist()
-    ([0, 0, 1], [8, 9, 7])
-    """
+    """A list of options per key, each one or several numbers."""
 
     def __init__(self, options: Mapping[int, Sequence[tuple[int, ...]]], width: int = 1) -> None:
         self._keys = np.array(sorted(options), np.int64)
@@ -42,7 +36,6 @@ class Choices:
         self._flat: IntArray = np.array(flat, np.int32).reshape(len(flat), width if not flat else len(flat[0]))
 
     def count(self, keys: npt.NDArray[np.integer]) -> Index:
-        """Return how many options each row has."""
         return self._counts[np.searchsorted(self._keys, keys)]
 
     def expand(self, keys: npt.NDArray[np.integer]) -> tuple[Index, IntArray]:
@@ -83,7 +76,6 @@ class LastChoices:
         return (((layers * 2 + is_split) * 2 + shards) * 2 + (pp > 1)) * 3 + sequence
 
     def choices(self, keys: Keys) -> Choices:
-        """Return the choices for each of the keys, as rows of COLUMNS."""
         return Choices({int(key): list(self._options(int(key))) for key in np.unique(keys)}, width=len(COLUMNS))
 
     def _options(self, key: int) -> Iterator[tuple[int, ...]]:
@@ -168,17 +160,14 @@ class Candidates:
 
     @property
     def cuts(self) -> list[Cut]:
-        """What the rules exclude."""
         return self._axes.log.cuts()
 
     @property
     def count(self) -> int:
-        """Number of layouts."""
         keys = self._last.keys(self._rows)
         return int(np.sum(self._last.choices(keys).count(keys))) if len(keys) else 0
 
     def batches(self) -> Iterator[LayoutBatch]:
-        """Yield the layouts in pieces."""
         return self._expand(self._rows)
 
     def near_batches(self) -> Iterator[LayoutBatch]:

@@ -79,7 +79,6 @@ class Layout:
         return self.global_batch // (self.micro_batch * self.dp)
 
     def recompute_is(self, names: Collection[str]) -> bool:
-        """Tell whether recomputation is one of these."""
         return self.recompute in names
 
     def schedule_is(self, names: Collection[str]) -> bool:
@@ -105,11 +104,7 @@ Values = dict[str, int | str]
 
 
 def layout_name(layout: Layout) -> str:
-    """Return the short name of a layout, without sizes of 1 and switches that are off.
-
-    >>> layout_name(Layout(num_gpus=64, tp=8, pp=4, zero=1, sequence_parallel=True, recompute="selective"))
-    'TP8 PP4 DP2 Z1 mbs1 SP selective'
-    """
+    """Return the short name of a layout, without sizes of 1 and switches that are off."""
     words = [f"{name.upper()}{getattr(layout, name)}" for name in SIZES if getattr(layout, name) > 1]
     words += [layout.schedule] * (layout.schedule != SCHEDULES[0])
     words += [f"Z{layout.zero}"] * (layout.zero > 0) + [f"mbs{layout.micro_batch}"]
@@ -120,11 +115,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def layout_of(values: Mapping[str, int | str], *, num_gpus: int, global_batch: int) -> Layout:
-    """Return the layout of values by their short names; what is left out is 1 or off.
-
-    >>> layout_of({"tp": 2, "sp": 1}, num_gpus=8, global_batch=16).sequence_parallel
-    True
-    """
+    """Return the layout of values by their short names; what is left out is 1 or off."""
     known: dict[str, Any] = {
         FIELDS.get(name, name): bool(value) if name in SWITCHES else value for name, value in values.items()
     }
@@ -132,11 +123,7 @@ def layout_of(values: Mapping[str, int | str], *, num_gpus: int, global_batch: i
 
 
 def short_values(layout: Layout) -> Values:
-    """Return the values of a layout by their short names.
-
-    >>> short_values(Layout(num_gpus=8, tp=2))["dp"]
-    4
-    """
+    """Return the values of a layout by their short names."""
     return {name: getattr(layout, FIELDS.get(name, name)) for name in (*COUNTS, *SWITCHES, "schedule", *RECOMPUTE)}
 
 
@@ -251,19 +238,11 @@ WORDS = {
 
 
 def named_axes(message: str) -> tuple[str, ...]:
-    """Return the axes of a layout that a framework's message names.
-
-    >>> named_axes("number of query groups (4) must be divisible by tensor_model_parallel_size (8)")
-    ('tp',)
-    """
+    """Return the axes of a layout that a framework's message names."""
     return tuple(axis for axis, words in WORDS.items() if re.search(words, message, re.IGNORECASE))
 
 
 def divisors(number: int) -> list[int]:
-    """Return every divisor in ascending order.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
+    """Return every divisor in ascending order."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

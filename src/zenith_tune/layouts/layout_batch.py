@@ -60,7 +60,6 @@ class LayoutBatch:
 
     @property
     def num_gpus(self) -> IntArray:
-        """Ranks of each layout."""
         return self.tp * self.pp * self.cp * self.dp
 
     @property
@@ -84,21 +83,14 @@ class LayoutBatch:
         return self.gbs
 
     def recompute_is(self, names: Collection[str]) -> BoolArray:
-        """Tell which layouts recompute in one of these ways."""
         return np.array([name in names for name in RECOMPUTE_NAMES])[self.recompute]
 
     def schedule_is(self, names: Collection[str]) -> BoolArray:
-        """Tell which layouts' pipelines have one of these schedules."""
         return np.array([name in names for name in SCHEDULES])[self.schedule]
 
     @classmethod
     def of(cls, **columns: npt.ArrayLike) -> Self:
-        """Build a batch from columns of one length or scalars; the default is off or 1.
-
-        >>> batch = LayoutBatch.of(tp=[1, 2], dp=[8, 4], gbs=16)
-        >>> batch.num_micro_batches.tolist()
-        [2, 4]
-        """
+        """Build a batch from columns of one length or scalars; the default is off or 1."""
         defaults: dict[str, npt.ArrayLike] = dict.fromkeys(("tp", "pp", "vp", "cp", "ep", "etp", "dp", "mbs", "gbs"), 1)
         defaults |= {"schedule": 0, "zero": 0, "recompute": RECOMPUTE_NONE, "recompute_layers": 0}
         defaults |= {"sequence_parallel": False, "flash_attention": True}
@@ -116,7 +108,6 @@ class LayoutBatch:
 
     @classmethod
     def concatenate(cls, batches: list[Self]) -> Self:
-        """Join batches end to end."""
         return cls(**{f.name: np.concatenate([getattr(batch, f.name) for batch in batches]) for f in fields(cls)})
 
 
@@ -124,22 +115,14 @@ OTHER_NAMES = {"mbs": "micro_batch", "gbs": "global_batch"}
 
 
 def row_of(layout: Layout) -> dict[str, int | bool]:
-    """Return the columns of one layout; its ranks must be divisible by tp*pp*cp.
-
-    >>> row_of(Layout(num_gpus=8, tp=2))["dp"]
-    4
-    """
+    """Return the columns of one layout; its ranks must be divisible by tp*pp*cp."""
     row = {field.name: getattr(layout, OTHER_NAMES.get(field.name, field.name)) for field in fields(LayoutBatch)}
     codes = {"recompute": RECOMPUTE_NAMES.index(layout.recompute), "schedule": SCHEDULES.index(layout.schedule)}
     return row | codes
 
 
 def layout_at(batch: LayoutBatch, index: int) -> Layout:
-    """Return one row of a batch.
-
-    >>> layout_at(LayoutBatch.of(tp=[1, 2], dp=[8, 4], gbs=16), 1).num_gpus
-    8
-    """
+    """Return one row of a batch."""
     names = {field.name: OTHER_NAMES.get(field.name, field.name) for field in fields(batch) if field.name != "dp"}
     values = {name: getattr(batch, column)[index].item() for column, name in names.items()}
     values["recompute"] = RECOMPUTE_NAMES[values["recompute"]]
@@ -148,11 +131,7 @@ def layout_at(batch: LayoutBatch, index: int) -> Layout:
 
 
 def rows_like(batch: LayoutBatch, layout: Layout) -> BoolArray:
-    """Return which rows of a batch are a given layout.
-
-    >>> rows_like(LayoutBatch.of(tp=[1, 2], dp=[8, 4]), Layout(num_gpus=8, tp=2)).tolist()
-    [False, True]
-    """
+    """Return which rows of a batch are a given layout."""
     rows: BoolArray = batch.num_gpus == layout.num_gpus
     for name, value in row_of(layout).items():
         rows = rows & (getattr(batch, name) == value)
@@ -171,12 +150,7 @@ PIECE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PointTable:
-    """Points as rows: the values of each parameter, and every row's index into them.
-
-    >>> table = PointTable.of_one().times("tp", (1, 2)).times("sp", (True, False))
-    >>> [table.point(row) for row in (0, 3)]
-    [{'tp': 1, 'sp': True}, {'tp': 2, 'sp': False}]
-    """
+    """Points as rows: the values of each parameter, and every row's index into them."""
 
     values: Mapping[str, Sequence[Value]]
     places: Mapping[str, IntArray]
@@ -194,7 +168,6 @@ class PointTable:
         return name in self.values
 
     def __getitem__(self, name: str) -> Any:
-        """Return the values of one parameter, a row each."""
         return np.asarray(self.values[name])[self.places[name]]
 
     def times(self, name: str, values: Sequence[Value]) -> PointTable:
@@ -204,12 +177,10 @@ class PointTable:
         return PointTable({**self.values, name: values}, places, self.num_rows * len(values))
 
     def take(self, rows: slice | BoolArray | npt.NDArray[np.intp]) -> PointTable:
-        """Return some of the rows."""
         kept = np.arange(self.num_rows)[rows]
         return PointTable(self.values, {name: column[kept] for name, column in self.places.items()}, len(kept))
 
     def point(self, row: int) -> Params:
-        """Return the point of a row."""
         return {name: values[self.places[name][row]] for name, values in self.values.items()}
 
 

@@ -35,34 +35,20 @@ def is_even(num_layers: int, *, pp: N, vp: N) -> Any:
 
 
 def is_accounted(num_layers: int, *, pp: N, vp: N) -> Any:
-    """Tell whether only the accounted split is even, without an empty chunk.
-
-    >>> is_accounted(126, pp=16, vp=1), is_accounted(80, pp=16, vp=1)
-    (True, False)
-    """
+    """Tell whether only the accounted split is even, without an empty chunk."""
     chunks, units = pp * vp, num_layers + ACCOUNTED
     return (pp > 1) & (num_layers % chunks != 0) & (units % chunks == 0) & (units // chunks > 1)
 
 
 def is_laid_out(num_layers: int, *, pp: N, vp: N) -> Any:
-    """Tell whether only the laid-out split is possible.
-
-    >>> is_laid_out(61, pp=16, vp=1), is_laid_out(61, pp=8, vp=4), is_laid_out(61, pp=16, vp=4)
-    (True, True, False)
-    """
+    """Tell whether only the laid-out split is possible."""
     chunks, units = pp * vp, num_layers + ACCOUNTED
     goes_simply = (num_layers % chunks == 0) | ((units % chunks == 0) & (units // chunks > 1))
     return (pp > 1) & (num_layers >= chunks) & (goes_simply ^ True)
 
 
 def laid_out_chunks(num_layers: int, *, pp: int, vp: int) -> list[int]:
-    """Return the layers of each chunk of a laid-out pipeline, in the order of the layers.
-
-    >>> laid_out_chunks(61, pp=4, vp=2)
-    [7, 8, 8, 8, 8, 8, 8, 6]
-    >>> laid_out_chunks(9, pp=7, vp=1)
-    [1, 2, 2, 1, 1, 1, 1]
-    """
+    """Return the layers of each chunk of a laid-out pipeline, in the order of the layers."""
     chunks = pp * vp
     inner = (num_layers + ACCOUNTED) // chunks
     outer = max(inner - 1, 1)
@@ -72,11 +58,7 @@ def laid_out_chunks(num_layers: int, *, pp: int, vp: int) -> list[int]:
 
 
 def layers_per_chunk(num_layers: int, *, pp: N, vp: N) -> N:
-    """Return the layers of the fullest chunk; at least 1.
-
-    >>> layers_per_chunk(126, pp=16, vp=1), layers_per_chunk(80, pp=4, vp=5), layers_per_chunk(61, pp=16, vp=1)
-    (8, 4, 4)
-    """
+    """Return the layers of the fullest chunk; at least 1."""
     chunks = pp * vp
     # Two chunks are both ends, which embedding and loss take a unit of; otherwise one between them is the fullest.
     counts_ends = (pp > 1) & (chunks > 2) & (num_layers % chunks != 0) & (num_layers >= chunks)

@@ -44,7 +44,6 @@ class JobFacts:
 
     @classmethod
     def of(cls, model: ModelSpec, job: JobSpec) -> JobFacts:
-        """Return the facts of a model and job."""
         has_dense = model.num_moe_layers < model.num_layers
         return cls(
             num_layers=model.num_layers,
@@ -95,20 +94,12 @@ def rule_of(name: str, problem: str, test: Test, values: Message, *, asks: str =
 
 
 def implies(condition: Any, then: Any) -> Any:
-    """Return whether `condition` implies `then`.
-
-    >>> implies(True, False), implies(False, False)
-    (False, True)
-    """
+    """Return whether `condition` implies `then`."""
     return (condition ^ True) | then
 
 
 def indivisible(name: str, value: int, factors: str, *sizes: int) -> str | None:
-    """Return why a value is no multiple of a product of sizes, or None.
-
-    >>> indivisible("gbs", 16, "dp*mbs", 8, 4)
-    'gbs must be divisible by dp*mbs, but 16 % (8*4 = 32) != 0'
-    """
+    """Return why a value is no multiple of a product of sizes, or None."""
     product = math.prod(sizes)
     if value % product == 0:
         return None

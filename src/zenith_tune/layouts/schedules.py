@@ -71,10 +71,6 @@ def micro_batches_in_flight(layouts: LayoutBatch, stage: FloatArray) -> FloatArr
 
     1F1B: min(m, p - r) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). Interleaved: chunks of 1/v of its
     layers, 2(p - r - 1) + (v - 1)p + 1 of them but at most m*v (`forward_backward_pipelining_with_interleaving`).
-
-    >>> batch = LayoutBatch.of(pp=4, vp=[1, 1, 2, 2], gbs=[8, 2, 8, 8], schedule=[0, 0, 0, SCHEDULES.index("zbv")])
-    >>> micro_batches_in_flight(batch, np.zeros(4)).tolist()
-    [4.0, 2.0, 5.5, 4.0]
     """
     sizes = (layouts.pp, layouts.vp, layouts.pp - stage - 1.0, layouts.num_micro_batches)
     chunks = _chosen(layouts, lambda kind: kind.held(*sizes))
@@ -85,17 +81,12 @@ def bubble_share(layouts: LayoutBatch, forward: FloatArray, weights: FloatArray)
     """Return how much of a chunk's time ranks wait for each other rank: all of it where w is not put off.
 
     `forward` is the share of the forward pass in that time, `weights` that of the backward pass for weights.
-
-    >>> batch = LayoutBatch.of(pp=4, vp=2, schedule=[0, SCHEDULES.index("zbv")])
-    >>> bubble_share(batch, np.full(2, 0.25), np.full(2, 0.25)).tolist()
-    [1.0, 0.5]
     """
     inputs, p = 1.0 - forward - weights, layouts.pp.astype(np.float64)
     return _chosen(layouts, lambda kind: kind.wait(forward, inputs, weights, p))
 
 
 def _chosen(layouts: LayoutBatch, figure: Callable[[Schedule], FloatArray]) -> FloatArray:
-    """Return a figure of each layout's own schedule."""
     found = figure(KINDS[SCHEDULES[0]])
     for code in np.unique(layouts.schedule[layouts.schedule > 0]):
         found = np.where(layouts.schedule == code, figure(KINDS[SCHEDULES[code]]), found)
@@ -103,11 +94,7 @@ def _chosen(layouts: LayoutBatch, figure: Callable[[Schedule], FloatArray]) -> F
 
 
 def chunk_of(layouts: LayoutBatch, rank: FloatArray, turn: int) -> FloatArray:
-    """Return the chunk of the model that a rank has in its turn: r, r+p, r+2p, ..., or folded r and 2p-1-r.
-
-    >>> chunk_of(LayoutBatch.of(pp=4, vp=2, schedule=[0, SCHEDULES.index("zbv")]), np.ones(2), 1).tolist()
-    [5.0, 6.0]
-    """
+    """Return the chunk of the model that a rank has in its turn: r, r+p, r+2p, ..., or folded r and 2p-1-r."""
     if not turn:
         return rank
     return np.where(layouts.schedule_is(FOLDED), 2.0 * layouts.pp - 1.0 - rank, rank + turn * layouts.pp)

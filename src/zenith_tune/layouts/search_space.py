@@ -55,7 +55,6 @@ class SearchSpace:
         return replace(space, **limits)
 
     def left_out(self, *, has_experts: bool, layout_strings: bool = False) -> list[str]:
-        """Return what this space does not try, and why."""
         reasons = []
         if not self.without_sequence_parallel:
             reasons.append("tp without sequence parallelism: it communicates as much and needs more memory")
@@ -74,19 +73,11 @@ class SearchSpace:
         return reasons
 
     def tries_laid_out(self, vp: int) -> bool:
-        """Tell whether laid-out pipelines with `vp` chunks per rank are tried.
-
-        >>> [vp for vp in range(1, 40) if SearchSpace().tries_laid_out(vp)]
-        [1, 2, 3, 4, 5, 6, 7, 8, 16, 32]
-        """
+        """Tell whether laid-out pipelines with `vp` chunks per rank are tried."""
         return self.pinned.get("vp") == vp or vp <= MAX_LAID_OUT or vp & (vp - 1) == 0
 
     def tensor_within(self, fast_domain: int) -> SearchSpace:
-        """Return the space with tensor parallelism limited to the fast domain.
-
-        >>> SearchSpace().tensor_within(8).max_tp, SearchSpace(max_tp=4).tensor_within(8).max_tp
-        (8, 4)
-        """
+        """Return the space with tensor parallelism limited to the fast domain."""
         return replace(self, max_tp=min(self.max_tp, fast_domain))
 
     def allows(self, name: str, value: int | str) -> bool:
@@ -137,9 +128,5 @@ LIMITS = {
 
 
 def limits_of(framework: str) -> FrameworkLimits:
-    """Return what a framework supports; an unknown one is taken to be like Megatron.
-
-    >>> limits_of("deepspeed").sizes, limits_of("nanotron").zero_stages
-    ((), (0, 1))
-    """
+    """Return what a framework supports; an unknown one is taken to be like Megatron."""
     return LIMITS.get(framework, FrameworkLimits())

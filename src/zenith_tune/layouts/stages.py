@@ -21,10 +21,6 @@ def even_stage_layers(num_layers: Number, layouts: LayoutBatch, stage: FloatArra
     """Return the layers of a stage of an even or uneven split: of chunks r, r+p, r+2p, ..., or folded r and 2p-1-r.
 
     Where a chunk would be empty, as in some measured runs, it is ceil(L/p).
-
-    >>> batch = LayoutBatch.of(pp=[4, 16, 16, 16])
-    >>> even_stage_layers(np.array([80.0, 126, 126, 61]), batch, np.array([0.0, 0, 1, 15])).tolist()
-    [20.0, 7.0, 8.0, 2.0]
     """
     pp = layouts.pp.astype(np.float64)
     chunks = pp * layouts.vp
@@ -74,11 +70,7 @@ def _uneven_chunks(num_layers: Number, chunks: FloatArray) -> tuple[FloatArray, 
 
 
 def layers_before_chunk(num_layers: Number, layouts: LayoutBatch, chunk: FloatArray) -> FloatArray:
-    """Return the layers before a chunk of an even or uneven split; all of them behind the last chunk.
-
-    >>> layers_before_chunk(61.0, LayoutBatch.of(pp=[4] * 4, vp=2), np.array([0.0, 1, 7, 8])).tolist()
-    [0.0, 7.0, 55.0, 61.0]
-    """
+    """Return the layers before a chunk of an even or uneven split; all of them behind the last chunk."""
     pp = layouts.pp.astype(np.float64)
     chunks = pp * layouts.vp
     # Where a chunk would be empty, stages count as the fullest does.
@@ -94,9 +86,6 @@ def layers_before_unit_chunk(num_layers: Number, layouts: LayoutBatch, chunk: Fl
     """Return the layers before a chunk where embedding and output always count as a layer each, as in torchtitan.
 
     Of L+2 units the first chunks have one more where they do not go evenly (`generate_llm_fqn_per_model_part`).
-
-    >>> np.diff(layers_before_unit_chunk(32.0, LayoutBatch.of(pp=[4] * 5), np.arange(5.0))).tolist()
-    [8.0, 9.0, 8.0, 7.0]
     """
     chunks, units = layouts.pp * layouts.vp, num_layers + ACCOUNTED
     inner = np.floor(units / chunks)
@@ -111,9 +100,6 @@ def cost_stage_layers(
 
     Blocks are taken in order; a stage ends when the cost so far exceeds (L*c + H)*(r+1)/p, and keeps the block that
     exceeds it. Stages 0..r hold min(L, floor((L*c + H)*(r+1)/(p*c)) + 1) layers; late stages may hold none.
-
-    >>> cost_stage_layers(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
-    [6.0, 5.0, 5.0, 0.0]
     """
     split = (num_layers, layer_cost, head_cost, pp)
     return _layers_upto(*split, stage) - layers_before_cost_stage(*split, stage)
@@ -122,11 +108,7 @@ def cost_stage_layers(
 def layers_before_cost_stage(
     num_layers: Number, layer_cost: Number, head_cost: Number, pp: Number, stage: Number
 ) -> FloatArray:
-    """Return the layers before a stage where blocks are distributed by cost.
-
-    >>> layers_before_cost_stage(16.0, 1.0, 4.0, 4.0, np.arange(4.0)).tolist()
-    [0.0, 6.0, 11.0, 16.0]
-    """
+    """Return the layers before a stage where blocks are distributed by cost."""
     before = np.asarray(stage) - 1.0
     return np.where(before >= 0, _layers_upto(num_layers, layer_cost, head_cost, pp, before), 0.0)
 

@@ -36,24 +36,14 @@ def tied_within(calibration: Calibration) -> float:
 
 
 def complexity(layouts: LayoutBatch) -> FloatArray:
-    """Return the distance of layouts from plain data parallelism, in doublings of a size.
-
-    >>> complexity(LayoutBatch.of(tp=[1, 2, 2], pp=[1, 4, 4], vp=[1, 1, 8], recompute=[0, 0, 3])).tolist()
-    [0.0, 3.0, 8.0]
-    """
+    """Return the distance of layouts from plain data parallelism, in doublings of a size."""
     sizes = np.prod([getattr(layouts, name).astype(np.float64) for name in SIZES], axis=0)
     result: FloatArray = np.log2(sizes) + RECOMPUTE_COST[layouts.recompute]
     return result
 
 
 class BestLayouts:
-    """The layouts of the lowest score, one per way to split the model and its tokens: the simplest that ties.
-
-    >>> best = BestLayouts(1)
-    >>> best.add(LayoutBatch.of(tp=[1, 2, 4], gbs=8), np.array([3.0, 1.0, np.inf]))
-    >>> best.layouts.tp.tolist(), best.scores.tolist()
-    ([2], [1.0])
-    """
+    """The layouts of the lowest score, one per way to split the model and its tokens: the simplest that ties."""
 
     def __init__(self, size: int, tied: float = 0.0) -> None:
         self._size, self._tied = size, tied

@@ -62,13 +62,7 @@ def _price(text: float | str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """What a training takes with one layout.
-
-    >>> times = {"tokens": 1e12, "seconds": 864e3, "interval_s": (7e5, 9e5)}
-    >>> cost = TrainingCost(gpu="h100", num_gpus=64, price=2.5, is_public=False, **times)
-    >>> cost.days, cost.gpu_hours, cost.dollars
-    (10.0, 15360.0, 38400.0)
-    """
+    """What a training takes with one layout."""
 
     gpu: str
     tokens: float

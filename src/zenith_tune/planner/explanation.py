@@ -19,7 +19,6 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> float:
-        """Bytes of all causes together."""
         return sum(self.parts.values())
 
 

@@ -85,11 +85,7 @@ def pipeline_timeline(
 
 
 def simulate(forward_s: Sequence[float], backward_s: Sequence[float], *, chunks: int, micro_batches: int) -> list[Bar]:
-    """Run every stage's passes in order, each as soon as its inputs are ready; return nothing if they would hang.
-
-    >>> [round(bar.end_s) for bar in simulate([1.0, 1.0], [2.0, 2.0], chunks=1, micro_batches=1)]
-    [1, 2, 4, 6]
-    """
+    """Run every stage's passes in order, each as soon as its inputs are ready; return nothing if they would hang."""
     p = len(forward_s)
     plans = [_order(p, stage, chunks, micro_batches) for stage in range(p)]
     done, free_s = [0] * p, [0.0] * p

@@ -317,11 +317,7 @@ SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero")
 
 
 def changes(old: Layout, new: Layout) -> str:
-    """Return what changes from one layout to another.
-
-    >>> changes(Layout(num_gpus=8, tp=2), Layout(num_gpus=8, tp=4, recompute="selective"))
-    'tp 2 -> 4, dp 4 -> 2, recompute none -> selective'
-    """
+    """Return what changes from one layout to another."""
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in (*SIZES, "schedule")]
     pairs += [("mbs", old.micro_batch, new.micro_batch), ("gbs", old.global_batch, new.global_batch)]
     pairs += [("recompute", _recompute(old), _recompute(new))]
@@ -344,11 +340,7 @@ MAX_HALVINGS = 3
 
 
 def halvings(num_gpus: int) -> list[int]:
-    """Return a number of GPUs and its halves, down to an eighth.
-
-    >>> halvings(64), halvings(6)
-    ([64, 32, 16, 8], [6, 3])
-    """
+    """Return a number of GPUs and its halves, down to an eighth."""
     sizes = [num_gpus]
     while sizes[-1] % 2 == 0 and len(sizes) <= MAX_HALVINGS:
         sizes.append(sizes[-1] // 2)

@@ -270,11 +270,9 @@ class Planner:
         )
 
     def evaluate(self, layouts: list[Layout]) -> list[PlannedLayout]:
-        """Return the estimates of layouts, in their order."""
         return self.evaluate_batch(batch_of(layouts)) if layouts else []
 
     def evaluate_batch(self, layouts: LayoutBatch) -> list[PlannedLayout]:
-        """Return the estimates of a batch, in its order."""
         if not len(layouts):
             return []
         estimates = self.estimate(layouts)

@@ -70,26 +70,17 @@ class SizeGuide:
     """Whether the layout is the planner's."""
 
     def answered_by(self, planned: PlannedLayout) -> SizeGuide:
-        """Return the guide with the planner's layout."""
         rule = "outside the table the planner gives the layout"
         return replace(self, layout=planned.layout, rules=(*self.rules, rule), is_planned=True)
 
 
 def is_outside(billions: float) -> bool:
-    """Return whether a size is below the table's first row, or beyond its last.
-
-    >>> is_outside(3), is_outside(30), is_outside(671)
-    (True, False, True)
-    """
+    """Return whether a size is below the table's first row, or beyond its last."""
     return not TABLE[0].billions <= billions <= TABLE[-1].billions
 
 
 def guide_row(billions: float) -> GuideRow:
-    """Return the row for a size, by rule 1.
-
-    >>> guide_row(30).billions, guide_row(70).pp, guide_row(400).pp, guide_row(400).num_gpus
-    (40, 2, 16, 512)
-    """
+    """Return the row for a size, by rule 1."""
     row = next((row for row in TABLE if row.billions >= billions), None)
     if row is not None:
         return row
@@ -153,11 +144,7 @@ _SIZE = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*([bt]?)", re.IGNORECASE | r
 
 
 def parse_size(text: str) -> float:
-    """Read a size in billions of parameters, or in trillions (T).
-
-    >>> parse_size("70B"), parse_size("1.5b"), parse_size("13"), parse_size("1T")
-    (70.0, 1.5, 13.0, 1000.0)
-    """
+    """Read a size in billions of parameters, or in trillions (T)."""
     match = _SIZE.fullmatch(text.strip())
     billions = float(match[1]) * (1000.0 if match[2].lower() == "t" else 1.0) if match else 0.0
     if not LEAST <= billions <= MOST:
@@ -167,12 +154,7 @@ def parse_size(text: str) -> float:
 
 
 def sized_model(billions: float) -> ModelSpec:
-    """Return the model of a size.
-
-    >>> model = sized_model(40)
-    >>> model.num_layers, model.hidden, round(model.num_params / 1e9, 1)
-    (56, 8192, 40.0)
-    """
+    """Return the model of a size."""
     if billions in CATALOG:
         return catalog_model(CATALOG[int(billions)])
     target = billions * 1e9

@@ -31,11 +31,7 @@ LORA_RANK = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingWay:
-    """A way to train.
-
-    >>> TrainingWay(qlora=True).name, TrainingWay(optimizer="adam-8bit").options, TrainingWay().is_plain
-    ('QLoRA', '--optimizer adam-8bit', True)
-    """
+    """A way to train."""
 
     lora: bool = False
     qlora: bool = False

@@ -86,11 +86,7 @@ class WhatIf:
 
 
 def parse_changes(text: str) -> list[Change]:
-    """Read `mem=+8,gpus=128`: a sign adds to the present value.
-
-    >>> parse_changes("mem=+8")
-    [Change(key='mem', value=8.0, is_relative=True)]
-    """
+    """Read `mem=+8,gpus=128`: a sign adds to the present value."""
     changes = []
     for key, value in parse_pairs(text, "--what-if").items():
         match = _NUMBER.fullmatch(value)

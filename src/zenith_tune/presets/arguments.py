@@ -71,11 +71,7 @@ def keywords_of(kind: Callable[P, A]) -> Callable[[Callable[[Any, A], None]], Ca
 
 
 def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return the axes that `search` lists, with a plus between them; a name may stand for several.
-
-    >>> sorted(chosen_axes("default+tp", {"default": ("stage", "mbs"), "tp": ("tp",)}))
-    ['mbs', 'stage', 'tp']
-    """
+    """Return the axes that `search` lists, with a plus between them; a name may stand for several."""
     names: set[str] = set()
     for name in filter(None, (part.strip() for part in search.split("+"))):
         if name not in known:

@@ -44,7 +44,6 @@ def recognised_preset(command: str) -> str:
 
 
 def _plugin_recognises(name: str, command: str) -> bool:
-    """Return whether a preset that is none of the built-in ones recognises a command."""
     if name in NEVER_RECOGNISED:
         return False
     try:

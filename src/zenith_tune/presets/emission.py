@@ -37,7 +37,6 @@ class Target:
 
     @property
     def title(self) -> str:
-        """What it is, in one line."""
         at = self.layout
         where = f"{self.model.name} on {self.cluster.name}, batch {at.global_batch}, sequence {self.job.seq_len}"
         return " ".join(f"{layout_name(at)} for {where}".split())

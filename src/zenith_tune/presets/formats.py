@@ -86,11 +86,7 @@ FORMATS = {
 
 
 def default_format(framework: str) -> str | None:
-    """Return the format that says most of a framework's plans; None where there is none for it.
-
-    >>> default_format("fsdp"), default_format("torchtitan")
-    ('accelerate', None)
-    """
+    """Return the format that says most of a framework's plans; None where there is none for it."""
     return next((name for name, each in FORMATS.items() if framework in each.frameworks), None)
 
 

@@ -44,12 +44,10 @@ class AxisSpace:
     axes: Mapping[str, tuple[Value, ...]]
 
     def parameters(self) -> dict[str, CategoricalParameter]:
-        """Return the search space."""
         return {name: CategoricalParameter(choices) for name, choices in self.axes.items()}
 
     @property
     def first_point(self) -> Params:
-        """The job as it is."""
         return {name: choices[0] for name, choices in self.axes.items()}
 
     def near_points(self) -> Iterator[Params]:
@@ -58,7 +56,6 @@ class AxisSpace:
         yield from ({**self.first_point, name: value} for name in self.axes for value in self.axes[name][1:])
 
     def levers_of(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a point has besides the axes."""
         return {name: value for name, value in params.items() if name not in self.axes}
 
 
@@ -70,9 +67,7 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
     """A preset that reads its job from the command; its arguments are the fields of a `FrameworkArguments`."""
 
     title: ClassVar[str]
-    """The preset as messages name it."""
     declared: ClassVar[Declared] = ()
-    """Its levers."""
     most_grid_points = 100
 
     def __init__(self, given: A) -> None:
@@ -163,7 +158,6 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
         return [f"layouts are not planned before a trial: {found}"] if isinstance(found, UsageError) else []
 
     def _labelled(self, words: list[str], params: Mapping[str, Value]) -> str:
-        """Return the words of a point with those of its levers."""
         searched = self._space.parameters()
         levers = (lever_label(name, value) for name, value in params.items() if name not in searched)
         return " ".join([*words, *levers])

@@ -80,11 +80,7 @@ class Lever:
         return lever_label(self.name, self.value)
 
     def predicted_gain(self, shares: Mapping[str, float]) -> float:
-        """Return which share of a step it is expected to save, given the share of each part.
-
-        >>> Lever(name="tp_overlap", saves={"tp": 0.5}).predicted_gain({"tp": 0.2, "compute": 0.8})
-        0.1
-        """
+        """Return which share of a step it is expected to save, given the share of each part."""
         return sum(saved * shares.get(part, 0.0) for part, saved in self.saves.items())
 
 
@@ -251,12 +247,7 @@ def _by_package(lever: Lever, package: str, packages: Mapping[str, bool]) -> Lev
 
 
 def compatible(levers: Sequence[Lever]) -> list[Lever]:
-    """Return those that go together: each that no earlier one excludes, one of each name.
-
-    >>> a, b = Lever(name="a", excludes=frozenset({"b"})), Lever(name="b")
-    >>> [lever.name for lever in compatible([a, b, Lever(name="c")])]
-    ['a', 'c']
-    """
+    """Return those that go together: each that no earlier one excludes, one of each name."""
     chosen: list[Lever] = []
     for lever in levers:
         if all(goes_with(lever, other) for other in chosen):

@@ -155,7 +155,6 @@ class SpacePreset(CompletePreset):
         return point if is_whole and all(self._space[name].contains(point[name]) for name in point) else None
 
     def _own_values(self, command: str) -> dict[str, Value]:
-        """Return what the command itself says of the axes."""
         line = ParsedCommand.of(command)
         own = {name: line.get(option) for name, option in self._options.items()}
         own |= {name: line.overrides.get(self._options[name][2:]) for name in self._overrides}

@@ -43,20 +43,12 @@ class FakeRank:
 
 
 def probed_stages(pp: int) -> list[int]:
-    """Return the stages to probe: the first, the last, and the one between them with the most in memory.
-
-    >>> probed_stages(1), probed_stages(2), probed_stages(8)
-    ([0], [0, 1], [0, 1, 7])
-    """
+    """Return the stages to probe: the first, the last, and the one between them with the most in memory."""
     return sorted({0, min(1, pp - 1), pp - 1})
 
 
 def probed_micro_batches(layout: Layout) -> int:
-    """Return how many micro-batches are enough: twice the pipeline's stages keep as many in memory as any more would.
-
-    >>> probed_micro_batches(Layout(num_gpus=32, tp=8, pp=4, global_batch=64))
-    8
-    """
+    """Return how many micro-batches are enough: twice the pipeline's stages keep as many in memory as more would."""
     return min(layout.num_micro_batches, max(2 * layout.pp, 4))
 
 
@@ -72,29 +64,17 @@ def fake_rank(run: ProgramRun, layout: Layout, stage: int, hook: Path) -> FakeRa
 
 
 def in_folder(folder: Path | None, command: str) -> str:
-    """Return a command that runs where the user's script goes before it trains.
-
-    >>> in_folder(Path("Megatron-LM"), "python pretrain_gpt.py")
-    'cd Megatron-LM && python pretrain_gpt.py'
-    """
+    """Return a command that runs where the user's script goes before it trains."""
     return command if folder in (None, Path()) else f"cd {shlex.quote(str(folder))} && {command}"
 
 
 def first_rank(layout: Layout, stage: int, *, pipeline_first: bool) -> int:
-    """Return the first rank of a stage; stages are the slowest to change unless data parallelism is.
-
-    >>> first_rank(Layout(num_gpus=64, tp=8, pp=4), 3, pipeline_first=False)
-    48
-    """
+    """Return the first rank of a stage; stages are the slowest to change unless data parallelism is."""
     return stage * (layout.tp * layout.cp if pipeline_first else layout.num_gpus // layout.pp)
 
 
 def without(arguments: Sequence[str], options: frozenset[str]) -> list[str]:
-    """Return the arguments without these options and their values.
-
-    >>> without(["--load", "ckpt", "--bf16", "--save=there"], frozenset(["--load", "--save"]))
-    ['--bf16']
-    """
+    """Return the arguments without these options and their values."""
     kept, is_left_out = [], False
     for word in arguments:
         if word.startswith("--"):

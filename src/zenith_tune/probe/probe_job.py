@@ -47,12 +47,7 @@ _UNKNOWN = re.compile(r"\$[({\w]|`")
 
 
 def plain_word(word: str, *, script: str, folder: Path) -> str | None:
-    """Return a word with the folder of its script put in; None where only a shell knows what it is.
-
-    >>> plain_word('$(cd "$(dirname "$0")" && pwd)/data', script="jobs/train.sh", folder=Path("/home/me"))
-    '/home/me/jobs/data'
-    >>> plain_word("out-$(date +%F)", script="train.sh", folder=Path("/home/me"))
-    """
+    """Return a word with the folder of its script put in; None where only a shell knows what it is."""
     here = str((folder / script).parent) if script else str(folder)
     word = _HERE.sub(lambda match: here, word)
     word = _PWD.sub(lambda match: str(folder), word)
@@ -93,7 +88,6 @@ class ProbeJob:
         return cls(command=plain, job=job)
 
     def subject(self, cluster: str | None) -> PlanSubject:
-        """Return the model, cluster and job for the planner."""
         return subject_of(self.job, cluster)
 
     def named(self, text: str) -> Layout:
@@ -127,7 +121,6 @@ class ProbeJob:
                 raise UsageError(problem, hint="choose another --layout")
 
     def best(self, planner: Planner, top: int, risk: float) -> list[Layout]:
-        """Return the layouts that are predicted to be the fastest."""
         layouts = list(dict.fromkeys(self.layouts()))
         planned = [each for each in planner.evaluate(layouts) if each.oom_probability < risk]
         if not planned:
@@ -140,7 +133,6 @@ class ProbeJob:
         return list(best.values())[:top]
 
     def run_of(self, layout: Layout) -> ProgramRun:
-        """Return the run with the options of a layout."""
         sizes = {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep", "etp", "zero")}
         point = {**sizes, "mbs": layout.micro_batch, "recompute": recompute_name(layout)}
         written = written_command(self.command, self.job, layout, point)

@@ -42,7 +42,6 @@ class StageProbe:
 
     @property
     def ok(self) -> bool:
-        """Tell whether it trained."""
         return self.outcome is Outcome.OK
 
     @property
@@ -132,7 +131,6 @@ class ProbedStage:
 
     @property
     def memory_ratio(self) -> float | None:
-        """Measured over planned memory."""
         return self.probe.peak_bytes / self.planned_bytes if self.probe.peak_bytes else None
 
 
@@ -145,7 +143,6 @@ class ProbedLayout:
 
     @property
     def ok(self) -> bool:
-        """Tell whether every probed stage trained."""
         return all(stage.probe.ok for stage in self.stages)
 
     @property

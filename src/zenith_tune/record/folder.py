@@ -116,7 +116,6 @@ class StudyLock:
         self._file = file
 
     def release(self) -> None:
-        """Let go of the study."""
         if self._file is not None:
             self._file.close()
             self._file = None

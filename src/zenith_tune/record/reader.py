@@ -38,13 +38,11 @@ class ExportedStudy:
         self.name = self.path.absolute().parent.name if self.path.name == FILE_NAME else self.path.stem
 
     def view(self) -> StudyView:
-        """Return the study as it was when it was written."""
         content = self.content()
         with refuse_unreadable(str(self.path)):
             return self._view(content)
 
     def content(self) -> Json:
-        """Return what the file holds."""
         try:
             with open_regular(Path(os.path.realpath(self.path))) as file:
                 text = file.read(MAX_BYTES).decode("utf-8-sig")

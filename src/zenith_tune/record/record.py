@@ -78,12 +78,10 @@ class StudyRecord:
             yield
 
     def exists(self) -> bool:
-        """Tell whether the study is there already."""
         studies = self._read("a header", self._storage.get_all_studies)
         return any(study.study_name == self.study_name for study in studies)
 
     def create(self, header: StudyHeader, direction: Direction) -> None:
-        """Start a new study."""
         from optuna import create_study
 
         with self._lock, clear_errors(self.url):
@@ -121,11 +119,9 @@ class StudyRecord:
         self._is_holder = True
 
     def search(self) -> StudySearch:
-        """Return how the study was searched so far."""
         return StudySearch.from_json(self._ask(lambda: self._study.user_attrs).get(SEARCH_KEY))
 
     def keep_search(self, search: StudySearch) -> None:
-        """Write how the study is searched."""
         self._ask(lambda: self._study.set_user_attr(SEARCH_KEY, asdict(search)))
 
     def start(

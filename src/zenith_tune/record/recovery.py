@@ -44,8 +44,6 @@ class RecoveredStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Files:
-    """The files of a study."""
-
     name: str
     header: Json
     direction: Direction

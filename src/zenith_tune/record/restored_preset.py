@@ -53,7 +53,6 @@ class RestoredPreset:
             self.why_not = self.why_not or f"preset {header.preset} {other}"
 
     def label(self, view: TrialView) -> str:
-        """Return what a trial is called."""
         if view.label or view.trial.is_baseline:
             return view.label or YOUR_COMMAND + view.trial.mark
         if view.number not in self._labels:
@@ -66,7 +65,6 @@ class RestoredPreset:
         return self._labels[view.number]
 
     def layout(self, view: TrialView) -> Layout | None:
-        """Return the layout of a trial, as the planner takes it."""
         if self.preset is None or self.planner is None:
             return None
         from zenith_tune.layouts.rules import broken_rules

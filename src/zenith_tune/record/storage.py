@@ -118,11 +118,7 @@ _START_S, _START_WAIT_S = 30.0, 0.5
 
 
 def database_url(db: str | Path) -> str:
-    """Return a storage URL for a path or a URL.
-
-    >>> database_url("out/studies.db")
-    'sqlite:///out/studies.db'
-    """
+    """Return a storage URL for a path or a URL."""
     if "://" in str(db):
         return str(db)
     path = expanded(db)

@@ -25,11 +25,7 @@ _INFORMATIVE = re.compile(
 
 
 def mask_lines(lines: Sequence[str]) -> list[str]:
-    """Return lines with the secrets in plain sight masked, in a fraction of the time that a command takes.
-
-    >>> mask_lines(["step 1 | tokens/s: 900", "HF_TOKEN=abcdef", "step 2, once more abcdef"])
-    ['step 1 | tokens/s: 900', 'HF_TOKEN=***', 'step 2, once more ***']
-    """
+    """Return lines with the secrets in plain sight masked, in a fraction of the time that a command takes."""
     text = "\n".join(lines)
     informative = [index for index, line in enumerate(lines) if _INFORMATIVE.search(line)]
     # A name at the end of a line has its value on the next.
@@ -93,7 +89,6 @@ class TrialView:
 
     @property
     def number(self) -> int:
-        """The trial's number, which every recorded one has."""
         return self.trial.number
 
     @property
@@ -154,7 +149,6 @@ class StudyView:
 
     @property
     def unit(self) -> str:
-        """The unit of the values."""
         return next((view.trial.unit for view in self.trials if view.trial.ok and view.trial.unit), "")
 
     @property

@@ -15,11 +15,7 @@ VALUE = re.compile(r"-?\d|[^-]")
 
 
 def command_diff(before: str, after: str) -> list[str]:
-    """Return the lines that differ; none of a text that is no command.
-
-    >>> command_diff("python train.py --lr 1 --tp 4", "python train.py --lr 1 --tp 2 --fused")
-    ['- --tp 4', '+ --tp 2', '+ --fused']
-    """
+    """Return the lines that differ; none of a text that is no command."""
     try:
         old, new = _parts(training_line(before)), _parts(training_line(after))
     except CommandError:  # a record may hold anything

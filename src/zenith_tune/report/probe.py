@@ -68,7 +68,6 @@ class ProbeReport:
         self._console.print(table)
 
     def say(self, line: str, style: str | None = None) -> None:
-        """Print one line as it stands."""
         # A cause quotes a log, whose brackets and colons are no markup.
         self._console.print(line, style=style, soft_wrap=True, markup=False, emoji=False)
 

@@ -23,7 +23,6 @@ class StudyPace:
     """How many trials run side by side."""
     budget: Budget | None = None
     num_gpus: int = 1
-    """GPUs of one trial."""
 
     def left_s(self, study: Study) -> float | None:
         """Return the seconds that the trials which are left take at most; None where that is not known."""

@@ -78,11 +78,7 @@ def comparison_markdown(comparison: Json) -> str:
 
 
 def escaped(text: object) -> str:
-    r"""Return text in which nothing is Markdown or HTML, on one line.
-
-    >>> escaped("a|b <img> *c*")
-    'a\\|b \\<img\\> \\*c\\*'
-    """
+    """Return text in which nothing is Markdown or HTML, on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
 
 

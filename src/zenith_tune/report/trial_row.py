@@ -29,7 +29,6 @@ class TrialRow:
 
     @classmethod
     def of_trial(cls, trial: Trial, label: str, *, gain: float | None = None, state: str = "") -> Self:
-        """Return the row of a trial that has ended."""
         return cls(
             name=trial.name,
             label=label,
@@ -46,7 +45,6 @@ class TrialRow:
 
     @classmethod
     def of_digest(cls, trial: Mapping[str, Any]) -> Self:
-        """Return the row of a trial in a study's digest."""
         names = (field.name for field in fields(cls) if field.name != "iterations")
         return cls(**{name: trial[name] for name in names})
 

@@ -335,10 +335,7 @@ MAX_S = 3600.0
 
 
 def check_seconds(runner: str, name: str, value_s: float, least_s: float = 0.0) -> None:
-    """Refuse a time that cannot be kept, and one longer than anybody waits.
-
-    >>> check_seconds("ray", "grace_s", 5.0)
-    """
+    """Refuse a time that cannot be kept, and one longer than anybody waits."""
     if not least_s <= value_s <= MAX_S:
         problem = f"{runner}: {name} must be from {least_s:g} to {MAX_S:g} seconds"
         raise UsageError(f"{problem}, but got {value_s:g}", hint=f"give e.g. {name}=5, or leave it out")
@@ -376,11 +373,7 @@ def named_runner(
 
 
 def parallel_trials(text: str) -> int | None:
-    """Read --parallel: a number from 1, or None for `auto`.
-
-    >>> parallel_trials("auto"), parallel_trials("4")
-    (None, 4)
-    """
+    """Read --parallel: a number from 1, or None for `auto`."""
     if text == "auto":
         return None
     if not 0 < (whole(text) or 0) <= MAX_PARALLEL:

@@ -197,7 +197,6 @@ class LiveStudy:
             return self._changes.marker
 
     def since(self, marker: str | None) -> Json:
-        """Return what is new since a marker, and when."""
         with self._lock:
             self._refresh()
             return {**self._changes.since(marker), "now_s": time.time()}
@@ -209,7 +208,6 @@ class LiveStudy:
         return snapshot["marker"], {**snapshot["fields"], "now_s": snapshot["now_s"], "trials": trials}
 
     def view(self) -> StudyView:
-        """Return the study as it was last seen."""
         with self._lock:
             return self._refresh()
 

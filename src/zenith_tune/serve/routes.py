@@ -97,15 +97,12 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The path alone."""
         return self._split()[0]
 
     def arguments(self) -> dict[str, str]:
-        """Return the values of the query."""
         return {name: found[-1] for name, found in parse_qs(self._split()[1]).items()}
 
     def argument(self, name: str) -> str | None:
-        """Return a value of the query."""
         return self.arguments().get(name)
 
     def _split(self) -> tuple[str, str]:

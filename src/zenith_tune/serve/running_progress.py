@@ -121,7 +121,6 @@ class SteadySource:
         return isinstance(self._source, ExportedStudy)
 
     def view(self) -> StudyView:
-        """Return the study as it was last read."""
         return self._view or self.refresh()
 
     def refresh(self) -> StudyView:

@@ -69,7 +69,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_GET(self) -> None:
-        """Answer a GET."""
         self._answer(b"")
 
     do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
@@ -84,7 +83,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         return self._answer(self.rfile.read(int(length)))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what is no request, in one line."""
         self.request_version = "HTTP/1.1"  # also to what names none, or another
         self._refuse(int(code), "this is no request that the server understands")
 
@@ -242,7 +240,6 @@ class LiveServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one connection in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -72,13 +72,7 @@ def starts_nothing(words: Sequence[Word]) -> bool:
 
 
 def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
-    """Find the arguments of the program that the command at word `at` comes down to.
-
-    >>> from zenith_tune.shell.lexer import lex
-    >>> tokens = lex("srun -n 2 torchrun --nproc-per-node 8 train.py --lr 1")
-    >>> locate([token for token in tokens if isinstance(token, Word)])
-    Arguments(first=7, by_shell=False)
-    """
+    """Find the arguments of the program that the command at word `at` comes down to."""
     if at >= len(words):
         raise refusal("a launcher must be followed by the program that it starts", _last_shown(words))
     name = program_name(words[at])

@@ -44,11 +44,7 @@ class Spelling(NamedTuple):
 
 
 def canonical(option: str) -> str:
-    """Return an option's name with two dashes and hyphens.
-
-    >>> canonical("--micro_batch_size")
-    '--micro-batch-size'
-    """
+    """Return an option's name with two dashes and hyphens."""
     return "--" + option.lstrip("-").replace("_", "-")
 
 
@@ -99,11 +95,7 @@ class Splice(NamedTuple):
 
 
 def apply_splices(text: str, splices: Iterable[Splice]) -> str:
-    """Return `text` with every splice done; they must not overlap.
-
-    >>> apply_splices("--tp 4 --pp 2", [Splice(5, 6, "8"), Splice(12, 13, "1")])
-    '--tp 8 --pp 1'
-    """
+    """Return `text` with every splice done; they must not overlap."""
     in_order = sorted(splices, key=lambda each: each[:2])
     # From right to left, places to the left stay true; of two insertions at one place the first ends up in front.
     for splice in reversed(in_order):

@@ -42,11 +42,7 @@ _OUTPUT = re.compile(r"(?:^|[\s;\"')])(?:1|&)?>>?\s*([\w./$~{}-]+)")
 
 
 def plain_value(value: Value) -> str:
-    """Return a value as a program reads it: booleans are true or false, floats keep every digit.
-
-    >>> [plain_value(value) for value in (True, 1e-05, 8)]
-    ['true', '1e-05', '8']
-    """
+    """Return a value as a program reads it: booleans are true or false, floats keep every digit."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else repr(value)
@@ -70,7 +66,6 @@ class ParsedCommand:
     @staticmethod
     @lru_cache(maxsize=256)
     def of(text: str) -> ParsedCommand:
-        """Return the command of a text."""
         return ParsedCommand(text)
 
     @classmethod
@@ -115,19 +110,11 @@ class ParsedCommand:
 
     @property
     def overrides(self) -> dict[str, str]:
-        """The program's arguments of the form KEY=VALUE, as Hydra and OmegaConf read them; the last of a key.
-
-        >>> ParsedCommand.of("python train.py F.yaml --x=1 model.tp=2 lr=1e-4").overrides
-        {'model.tp': '2', 'lr': '1e-4'}
-        """
+        """The program's arguments of the form KEY=VALUE, as Hydra and OmegaConf read them; the last of a key."""
         return {match[1]: word.value[match.end() :] for word, match in self._override_words}
 
     def override(self, values: Mapping[str, Value]) -> ParsedCommand:
-        """Return the command with such arguments: what is there is replaced, what is not is added at the end.
-
-        >>> ParsedCommand.of("python train.py F.yaml tp=2 > log").override({"tp": 4, "sp": True}).text
-        'python train.py F.yaml tp=4 sp=true > log'
-        """
+        """Return the command with such arguments: what is there is replaced, what is not is added at the end."""
         if not values:
             return self  # which may have no program to give them to
         text, wanted = self.target.text, {key: plain_value(value) for key, value in values.items()}
@@ -147,11 +134,7 @@ class ParsedCommand:
         return [word.value for word in own_words(target.words, target.first)] if target else []
 
     def with_argument(self, old: str, new: str) -> ParsedCommand:
-        """Return the command with another argument, or value of an option, in place of one.
-
-        >>> ParsedCommand.of("python train.py a.yaml --also=a.yaml").with_argument("a.yaml", "b.yaml").text
-        'python train.py b.yaml --also=b.yaml'
-        """
+        """Return the command with another argument, or value of an option, in place of one."""
         target = self.target
         words = own_words(target.words, target.first)
         splices = [
@@ -249,17 +232,12 @@ class ParsedCommand:
 
     @property
     def output_file(self) -> str | None:
-        """The file that the command, or a shell that it starts, writes its output to; None: to its caller.
-
-        >>> ParsedCommand.of("bash -c 'python train.py > run.log'").output_file
-        'run.log'
-        """
+        """The file that the command, or a shell that it starts, writes its output to; None: to its caller."""
         found = _OUTPUT.search(self.text)
         return found[1] if found else None
 
     @cached_property
     def commands(self) -> tuple[SimpleCommand, ...]:
-        """The simple commands between its operators."""
         return tuple(simple_commands(self.tokens))
 
     @property

@@ -28,11 +28,7 @@ def placeholder_names(text: str, known: Collection[str]) -> set[str]:
 
 
 def misspelt_placeholder(text: str, known: Collection[str]) -> tuple[str, str] | None:
-    """Return the first placeholder that is nearly a known name, and that name.
-
-    >>> misspelt_placeholder("python train.py --tp {tpp} {other}", ["tp", "mbs"])
-    ('tpp', 'tp')
-    """
+    """Return the first placeholder that is nearly a known name, and that name."""
     for match in _PLACEHOLDER.finditer(text):
         close = difflib.get_close_matches(match[1], known, n=1, cutoff=0.75)
         if match[1] not in known and close:
@@ -44,9 +40,6 @@ def unknown_placeholder(text: str, known: Collection[str]) -> str | None:
     """Return the first unknown name in braces, in a command that has placeholders.
 
     What stands in quotes without any placeholder is another program's: `awk '{print}'`, or a format of its own.
-
-    >>> unknown_placeholder("python train.py --tp {tp} --layers {layers}", ["tp", "mbs"])
-    'layers'
     """
     if not placeholder_names(text, known):
         return None

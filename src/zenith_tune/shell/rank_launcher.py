@@ -35,12 +35,7 @@ class LauncherOption(NamedTuple):
 
 
 class StartedProgram:
-    """A program inside a command for which variables are set: a launcher, or what runs without one.
-
-    >>> from zenith_tune.shell import ParsedCommand
-    >>> ParsedCommand.of("srun python train.py").started.with_path("PYTHONPATH", "lib")
-    'srun env PYTHONPATH=lib${PYTHONPATH:+:$PYTHONPATH} python train.py'
-    """
+    """A program inside a command for which variables are set: a launcher, or what runs without one."""
 
     def __init__(self, command: str, target: Target, start: int) -> None:
         self._command, self._target, self._start = command, target, start
@@ -138,11 +133,7 @@ class RankLauncher(StartedProgram):
 
 
 def last_option(words: Sequence[str], *names: str) -> str | None:
-    """Return the last value of an option among words, in any spelling; short ones are given as -x.
-
-    >>> last_option(["srun", "-N", "2", "torchrun", "--nproc_per_node=8"], "--nproc-per-node")
-    '8'
-    """
+    """Return the last value of an option among words, in any spelling; short ones are given as -x."""
     found = None
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -15,11 +15,7 @@ _DECLARES = frozenset(("export", "declare", "typeset", "local", "readonly"))
 
 
 def set_variables(command: str) -> dict[str, str]:
-    """Return the variables that a command sets, each with the last value as it is written, without its quotes.
-
-    >>> set_variables("export A=1 && env B='2 3' python train.py C=4")
-    {'A': '1', 'B': '2 3'}
-    """
+    """Return the variables that a command sets, each with the last value as it is written, without its quotes."""
     pairs = (word.value.partition("=") for _, word in _setting_words(ParsedCommand.of(command)))
     return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
 

@@ -13,13 +13,7 @@ from zenith_tune.study.parameters import Direction, Parameter, Value
 
 @StrategyRegistry.register("grid")
 class GridStrategy(TuningStrategy):
-    """Every choice, and `grid_points` values of each numeric parameter; the last parameter changes fastest.
-
-    >>> from zenith_tune.study.parameters import CategoricalParameter
-    >>> space = {"tp": CategoricalParameter([1, 2]), "mbs": CategoricalParameter([1, 2, 4])}
-    >>> GridStrategy().max_trials(space)
-    6
-    """
+    """Every choice, and `grid_points` values of each numeric parameter; the last parameter changes fastest."""
 
     ends_by_itself = True
 

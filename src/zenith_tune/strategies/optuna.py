@@ -35,9 +35,6 @@ class OptunaStrategy(TuningStrategy):
 
     The sampler's study is in memory and depends only on the seed and the values. A resumed study therefore gets the
     same points again, answers them from its record, and continues where it stopped.
-
-    >>> OptunaStrategy(sampler="NSGA-II", seed=1).sampler
-    'NSGA-II'
     """
 
     def __init__(self, *, sampler: Any = "tpe", seed: int = 0) -> None:

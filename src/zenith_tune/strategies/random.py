@@ -25,11 +25,7 @@ class RandomStrategy(TuningStrategy):
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed that every random number generator accepts, or raise `UsageError`.
-
-    >>> checked_seed(7)
-    7
-    """
+    """Return a seed that every random number generator accepts, or raise `UsageError`."""
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UsageError(f"seed must be a whole number from 0 to 2**32 - 1, but got {seed!r}", hint="change it")
     return seed

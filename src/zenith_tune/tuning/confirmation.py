@@ -49,7 +49,6 @@ class Confirmation:
         """Confirming runs that were out of memory and are dealt with."""
 
     def run(self) -> list[str]:
-        """Return what came of it, one line each."""
         study = self._session.study
         self._rule_out()  # by what an earlier run of the study has shown
         first = study.contender

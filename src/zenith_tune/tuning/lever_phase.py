@@ -113,7 +113,6 @@ class LeverPhase:
             self._note(f"levers: none of {', '.join(lever.label for lever in worth)} is kept")
 
     def _climb(self, kept: Kept, levers: list[Lever]) -> Kept:
-        """Return the best run, and the levers that it has."""
         groups = [Group(levers=group) for group in in_turn(levers)]
         # One that needs what is kept later has its turn then.
         while (group := next((each for each in groups if any(map(kept.takes, each.levers))), None)) is not None:

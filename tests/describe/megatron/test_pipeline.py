@@ -82,3 +82,10 @@ def test_a_layout_that_megatron_would_refuse_is_refused(layout: str, said: tuple
     with pytest.raises(UsageError) as refused:
         own(f"{LAYOUT} '{layout}'", 16, 4)
     assert mentions(str(refused.value), LAYOUT, *said)
+
+
+def test_a_first_stage_of_its_own_leaves_the_others_even() -> None:
+    args = MegatronArgs.of(["--decoder-first-pipeline-num-layers", "5"])
+    pipeline = own_pipeline(args, 32, pp=4, vp=1)
+    assert pipeline is not None
+    assert pipeline.layers == (5, 9, 9, 9)

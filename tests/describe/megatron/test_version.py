@@ -121,3 +121,7 @@ def test_a_tree_behind_a_link_is_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     version = read_version(tmp_path / "link")
     assert version is not None and version.folder == tmp_path / "link"
+
+
+def test_a_release_candidate_counts_as_the_release_before() -> None:
+    assert MegatronVersion(major=0, minor=16, patch=0, pre_release="rc0", folder=Path("x")).release == (0, 15)

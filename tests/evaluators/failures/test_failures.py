@@ -10,7 +10,16 @@ import pytest
 from tests.data_folder import measured_data
 from tests.thoroughness import few_quick
 from zenith_tune.errors import EveryRunFailsAlike, SystemFaultError
-from zenith_tune.evaluators.failures.failures import Failure, FailureKind, classify, hidden_failure, refuse_hopeless
+from zenith_tune.evaluators.failures.failures import (
+    FailedAllocation,
+    Failure,
+    FailureKind,
+    classify,
+    hidden_failure,
+    names_unknown_option,
+    refuse_hopeless,
+    shows_crash,
+)
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
@@ -439,3 +448,24 @@ def test_machines_that_fail_one_after_the_other_stop_the_study(kinds: str, stops
         study.add(Trial(params={"x": number}, number=number, identity=str(number), **fields))
     with pytest.raises(SystemFaultError, match="--retry-failed") if stops else contextlib.nullcontext():
         refuse_hopeless(study)
+
+
+def test_a_full_gpu_is_classified() -> None:
+    failure = classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 1)
+    assert failure is not None
+    assert failure.kind.name == "OUT_OF_MEMORY"
+
+
+def test_an_unknown_option_is_recognised() -> None:
+    assert names_unknown_option("train.py: error: unrecognized arguments: --tp 4")
+
+
+def test_a_crash_of_a_device_is_recognised() -> None:
+    assert shows_crash("[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered")
+
+
+def test_the_bytes_of_a_failed_allocation_are_read() -> None:
+    assert (
+        FailedAllocation.of("Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB").tried_bytes
+        == 2147483648.0
+    )

@@ -202,3 +202,8 @@ def test_a_trial_that_ran_otherwise_is_told_from_a_log_without_a_value() -> None
         with pytest.raises(ValueError) as refused:
             evaluator.evaluate(text, {"parameters": params})
         assert not isinstance(refused.value, OtherSettingsError)
+
+
+def test_the_lines_of_a_hook_have_the_speed() -> None:
+    line = 'zenithtune: {{"event": "step", "step": {0}, "passes": 1, "seconds": {0}.5}}\n'
+    assert AccelerateEvaluator(gbs=8, check=False).evaluate("".join(line.format(step) for step in (1, 2, 3)), {}) == 8.0

@@ -185,3 +185,8 @@ def test_the_batch_that_deepspeed_says_it_trains_is_kept() -> None:
 def test_step_timers_are_of_the_batch_that_the_log_tells_whatever_the_trials_train() -> None:
     log = "[config.py:1003:print]   train_batch_size ............. 64\n" + "".join(timer_lines(0.5) for _ in range(4))
     assert DeepSpeedEvaluator(gbs=16).evaluate(log, {}) == pytest.approx(128)
+
+
+def test_deepspeeds_lines_have_the_speed() -> None:
+    line = "epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=30.0, CurrSamplesPerSec=32.0, "
+    assert DeepSpeedEvaluator().evaluate("".join(line.format(step) + "\n" for step in (3, 4, 5)), {}) == 32.0

@@ -10,7 +10,7 @@ from tests.mentions import mentions
 from tests.presets.deepspeed.jobs import PLAIN, TRAINER, bound, command, config_of, point, trainer_command, write
 from zenith_tune import PresetTuner
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.deepspeed.preset import RESULT_CONFIG, DeepSpeedPreset
+from zenith_tune.presets.deepspeed.preset import RESULT_CONFIG, DeepSpeedPreset, _short
 from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
 from zenith_tune.testing import PresetContract
 
@@ -288,3 +288,9 @@ def test_the_tuner_recognises_the_command(tmp_path: Path) -> None:
     assert (tuner.config.preset_name, tuner.config.strategy_name) == ("deepspeed", "zero-progressive")
     assert not DeepSpeedPreset.recognises("python train.py --deepspeed")
     assert not DeepSpeedPreset.recognises("torchrun train.py")
+
+
+def test_millions_are_written_as_such() -> None:
+    assert _short(500_000_000) == "500M"
+    assert _short(100_000) == "100000"
+    assert _short(True) == "True"

@@ -9,7 +9,7 @@ from tests.data_folder import measured_data
 from tests.mentions import mentions
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator, sequence_in_command, sequence_in_log
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import TrialLog
 
@@ -286,3 +286,12 @@ def test_a_throughput_that_is_none_is_refused(text: str) -> None:
 def test_a_bare_throughput_tells_no_step_time() -> None:
     with pytest.raises(ValueError):
         MegatronEvaluator("step_time").measure(BARE.format("80.0"), {})
+
+
+def test_a_command_may_have_the_sequence_length() -> None:
+    assert sequence_in_command("megatron sft --max_length 4096") == 4096
+    assert sequence_in_command("bash train.sh") is None
+
+
+def test_a_log_may_have_the_sequence_length() -> None:
+    assert sequence_in_log("  encoder_seq_length .... 8\n  seq_length .... 4096\n") == 4096

@@ -10,6 +10,7 @@ from tests.mentions import mentions
 from tests.presets.megatron.test_commands import LLAMA3_8B, MIXTRAL, ONE_H200
 from tests.presets.megatron.test_space import PLAIN, product, space, tiny
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.megatron.overlap import module_of
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.testing import PresetContract
@@ -202,3 +203,8 @@ def test_a_script_that_overlaps_by_itself_is_refused_in_one_line(
         bound("bash train.sh", "tp+overlap")
     assert mentions(caught.value.problem, "--overlap-grad-reduce", "train.sh")
     assert mentions(caught.value.hint, "overlap", "search")
+
+
+def test_recomputation_names_a_module() -> None:
+    assert module_of("selective/mlp") == "mlp"
+    assert module_of("full/block4") == ""

@@ -14,7 +14,7 @@ from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
-from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.preset import MegatronLmPreset, installed
 from zenith_tune.registry import construct
 from zenith_tune.strategies.guided.strategy import GuidedStrategy
 from zenith_tune.study.parameters import Direction, Params
@@ -304,3 +304,7 @@ def test_a_strategy_hears_of_model_and_layouts() -> None:
     assert job.subject is not None and job.subject.model.name == "llama3-8b"
     points = list(job.points())
     assert len(points) > 100 and job.layout(points[0]) is not None
+
+
+def test_a_missing_package_is_seen_in_the_log() -> None:
+    assert installed('zenithtune: {"packages": {"deep_ep": false}}') == {"deep_ep": False}

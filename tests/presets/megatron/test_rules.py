@@ -8,8 +8,10 @@ import pytest
 
 from tests.describe.megatron.test_version import write_tree
 from tests.mentions import mentions
+from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.describe.megatron.version import NEWEST, read_version
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.megatron.rules import own_overlap, switches_in
 from zenith_tune.presets.megatron.version import VersionFeatures
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
@@ -162,3 +164,13 @@ def test_without_a_tree_the_newest_rules_are_taken() -> None:
     preset.bind(command(20, "", 18))
     assert preset.explain({**PLAIN, "tp": 4, "pp": 2}) is None
     assert preset.explain({**PLAIN, "pp": 8}) is None
+
+
+def test_switches_of_a_command_have_needs() -> None:
+    assert [switch.need for switch in switches_in(MegatronArgs.of(["--tp-comm-overlap", "--bf16"]))] == [
+        "sequence parallelism"
+    ]
+
+
+def test_a_command_overlaps_gradients() -> None:
+    assert own_overlap("overlap", MegatronArgs.of(["--overlap-grad-reduce"])) == "grads"

@@ -15,7 +15,7 @@ from zenith_tune.layouts.axes import Axes
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import RULES, broken_rules
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.presets.megatron.space import STAGES, MegatronLmSpace, SearchLimits
+from zenith_tune.presets.megatron.space import STAGES, MegatronLmSpace, SearchLimits, search_names
 from zenith_tune.study.parameters import Params
 
 TINY = "--num-layers 6 --hidden-size 64 --num-attention-heads 8 --seq-length 128 --vocab-size 1000 --bf16"
@@ -311,3 +311,7 @@ def test_a_pipeline_that_the_command_splits_by_itself_stays_a_choice() -> None:
     laid_out = space(f"{command} --pipeline-model-parallel-layout 'E|t|t|t|t|t|t|L'")
     assert laid_out.explain(own) is None
     assert own in list(laid_out.points())
+
+
+def test_names_to_search_are_split() -> None:
+    assert search_names("default+zero") == ["default", "zero"]

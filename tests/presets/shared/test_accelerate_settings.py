@@ -9,7 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zenith_tune.errors import UsageError
-from zenith_tune.presets.shared.accelerate_settings import AccelerateSettings, read_settings
+from zenith_tune.presets.shared.accelerate_settings import (
+    AccelerateSettings,
+    full_key,
+    is_on,
+    option_value,
+    read_settings,
+)
 from zenith_tune.presets.shared.training_files import yaml_text
 
 WORDS = st.sampled_from(
@@ -67,3 +73,23 @@ def test_what_holds_no_keys_of_accelerate_is_refused(tmp_path: Path, text: str) 
     path.write_text(text)
     with pytest.raises(UsageError, match=r"own\.yaml"):
         read_settings(path)
+
+
+def test_keys_of_a_section_have_their_prefix() -> None:
+    assert full_key("fsdp_config", "version") == "fsdp_version"
+    assert full_key("deepspeed_config", "zero_stage") == "zero_stage"
+
+
+def test_settings_are_read_and_copied() -> None:
+    own = AccelerateSettings(values={"num_processes": 8, "deepspeed_config": {"zero_stage": 2}})
+    assert own.get("zero_stage") == 2
+    assert own.having({"zero_stage": 3}).get("zero_stage") == 3
+    assert own.whole("num_processes") == 8
+
+
+def test_words_that_mean_yes_are_on() -> None:
+    assert [is_on(value) for value in (True, "true", "False", None, 1)] == [True, True, False, False, True]
+
+
+def test_the_value_of_an_option_is_read_as_in_a_file() -> None:
+    assert [option_value(word) for word in ("8", "1.0", "no", "bf16", "a: b")] == [8, 1.0, False, "bf16", "a: b"]

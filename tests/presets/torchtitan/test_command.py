@@ -7,7 +7,7 @@ import pytest
 from tests.presets.torchtitan.jobs import OF_PYTHON, bound, of_file
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
-from zenith_tune.presets.torchtitan.command import option_settings, titan_run, with_settings
+from zenith_tune.presets.torchtitan.command import _name, flat, option_settings, titan_run, with_settings
 from zenith_tune.presets.torchtitan.dialect import FIRST, MODULE, TOKENS, TOML, dialect_of
 
 OLD_SCRIPT = """
@@ -139,3 +139,25 @@ def test_a_toml_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         bound(f"torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file {tmp_path}/none.toml")
     with pytest.raises(UsageError):
         bound(of_file(tmp_path, toml="[training"))
+
+
+def test_an_option_is_named_as_its_setting() -> None:
+    assert _name("--training.seq-len") == "training.seq_len"
+    assert _name("8") is None
+
+
+def test_options_set_values_and_switches() -> None:
+    assert option_settings(
+        ["--training.seq_len=2048", "--compile.enable", "--checkpoint.no-enable", "--module", "llama3"]
+    ) == {"training.seq_len": 2048, "compile.enable": True, "checkpoint.enable": False, "module": "llama3"}
+
+
+def test_tables_are_read_flat() -> None:
+    assert flat({"training": {"seq_len": 8}, "dump_folder": "out"}) == {"training.seq_len": 8, "dump_folder": "out"}
+
+
+def test_the_last_word_of_a_dialect_stays_last() -> None:
+    assert (
+        with_settings("torchrun -m torchtitan.train activation-checkpoint:full", MODULE, {"training.steps": 9})
+        == "torchrun -m torchtitan.train --training.steps 9 activation-checkpoint:full"
+    )

@@ -96,3 +96,8 @@ def test_retries_of_the_allocator_are_reported() -> None:
 def test_a_run_of_many_digits_is_read_in_no_time() -> None:
     # Under a search that begins anew at each digit this takes minutes.
     assert TitanRun.read("9" * 400_000 + " tokens per train step").step_tokens is None
+
+
+def test_the_lines_of_torchtitan_have_the_speed() -> None:
+    line = "step: {0:2}  loss:  8.1  grad_norm:  1.2  memory:  1.50GiB(1.9%)  tps: 1,000  tflops: 9.10\n"
+    assert TorchTitanEvaluator(n_gpus=8).evaluate("".join(line.format(step) for step in (1, 2, 3)), {}) == 8000.0

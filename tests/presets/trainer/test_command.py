@@ -8,7 +8,14 @@ import pytest
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
 from zenith_tune.presets.shared.trial_hook import watched
-from zenith_tune.presets.trainer.command import argument_file, option_values, with_file, with_options
+from zenith_tune.presets.trainer.command import (
+    argument_file,
+    option_values,
+    plain_argument,
+    recognises,
+    with_file,
+    with_options,
+)
 from zenith_tune.presets.trainer.preset import TrainerPreset
 
 NO_TRAINER = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --output_dir out --num_train_epochs 1"
@@ -108,3 +115,12 @@ def test_the_hook_comes_first_on_the_path_once(front: str) -> None:
     assert "PYTHONPATH={trial_folder}/hook${PYTHONPATH:+:$PYTHONPATH} python train.py" in text
     assert watched(text) == text
     assert "PYTHONPATH={trial_folder}/hook:mine python" in watched(f"{front}PYTHONPATH=mine python train.py".lstrip())
+
+
+def test_an_argument_without_a_value_is_on() -> None:
+    assert [plain_argument(text) for text in ("", "False", "8", "no")] == [True, False, 8, "no"]
+
+
+def test_a_trainer_is_recognised_by_its_arguments() -> None:
+    assert recognises("torchrun train.py --output_dir out --bf16")
+    assert not recognises("torchrun train.py --lr 1")

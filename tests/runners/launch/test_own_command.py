@@ -81,3 +81,10 @@ def test_a_script_that_names_its_gpus_is_refused_in_one_line(tmp_path: Path) -> 
     assert str(script) in refused.value.problem and "export CUDA_VISIBLE_DEVICES=0,1" in refused.value.problem
     assert refused.value.hint and "\n" not in str(refused.value)
     check_script(f"bash {script}", own_variables(has_gpus=False))
+
+
+def test_a_command_gets_its_gpus_and_port() -> None:
+    assert (
+        own_command("deepspeed --num_gpus 2 --master_port 29500 train.py", gpus="2,3", port="41234")
+        == "deepspeed --master_port 41234 --include localhost:2,3 train.py"
+    )

@@ -10,7 +10,7 @@ import pytest
 from tests.runners.fake_nvidia_smi import put_on_path
 from tests.started_processes import wait_until
 from zenith_tune.runners.local import gpu_usage
-from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION, GpuWatch, usage_of
+from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION, GpuWatch, parse_samples, usage_of
 from zenith_tune.runners.local.runner import LocalRunner
 from zenith_tune.study.resources import Resources
 
@@ -53,3 +53,7 @@ def test_a_trial_that_may_see_no_gpu_is_not_looked_at(tmp_path: Path, monkeypatc
     put_on_path(tmp_path, monkeypatch, num_gpus=None, script=f"printf '{ROWS}'")
     GpuWatch(())
     assert not any(thread.name == "zenithtune-gpus" for thread in threading.enumerate())
+
+
+def test_a_gpu_without_a_reading_is_left_out() -> None:
+    assert parse_samples("0, 97, 612.40\n1, [N/A], 80.00\n2, 95, [N/A]\n") == [("0", 0.97, 612.4), ("2", 0.95, None)]

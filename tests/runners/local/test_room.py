@@ -8,7 +8,7 @@ import pytest
 from tests.mentions import mentions
 from tests.runners.fake_nvidia_smi import put_on_path
 from zenith_tune.errors import UsageError
-from zenith_tune.runners.local.room import LocalRoom, Slot, VisibleGpus
+from zenith_tune.runners.local.room import LocalRoom, Slot, SlotPool, VisibleGpus, gpu_sets
 from zenith_tune.study.resources import Resources
 
 TWO_GPUS = Resources(gpus_per_node=2)
@@ -116,3 +116,13 @@ def test_without_gpus_auto_is_one_at_a_time_and_a_number_is_taken_at_its_word() 
 def test_an_nvidia_smi_that_fails_is_a_machine_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_on_path(tmp_path, monkeypatch, num_gpus=None, script="echo broken; exit 9")
     assert VisibleGpus.of({}).names == ()
+
+
+def test_gpus_are_cut_into_sets() -> None:
+    assert gpu_sets(["0", "1", "2", "3", "4"], 2) == [("0", "1"), ("2", "3")]
+
+
+def test_a_slot_is_taken_once() -> None:
+    pool = SlotPool(["n1", "n2"])
+    assert pool.take(lambda slot: slot != "n1") == "n2"
+    assert pool.take(lambda slot: slot != "n2") == "n1"

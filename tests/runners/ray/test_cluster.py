@@ -9,7 +9,7 @@ import pytest
 from tests.requirements import need_module
 from zenith_tune.errors import UsageError
 from zenith_tune.runners.launch.gang import most_gangs
-from zenith_tune.runners.ray.cluster import named_nodes
+from zenith_tune.runners.ray.cluster import check_address, named_nodes
 from zenith_tune.runners.ray.runner import RayRunner
 from zenith_tune.study.resources import Resources
 
@@ -54,3 +54,8 @@ def test_a_number_of_cpus_that_is_none_is_refused(number: float) -> None:
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=r"auto, HOST:PORT or ray://HOST:PORT.*--ray-address"):
         RayRunner(address=address)
+
+
+def test_addresses_of_ray_are_taken() -> None:
+    for address in ("auto", "10.0.0.7:6379", "[fd00::7]:6379", "ray://head:10001"):
+        check_address(address)

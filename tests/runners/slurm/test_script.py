@@ -10,7 +10,8 @@ import pytest
 
 from tests.started_processes import marked_processes
 from zenith_tune.runners.launch.process_tree import MARK
-from zenith_tune.runners.slurm.script import Launch, SlurmScript
+from zenith_tune.runners.slurm.script import Launch, SlurmScript, launched_command
+from zenith_tune.study.resources import Resources
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
 
@@ -87,3 +88,15 @@ def test_the_other_nodes_are_swept_by_one_step_unless_each_did_it_itself(
     steps = (tmp_path / "steps").read_text().splitlines() if (tmp_path / "steps").exists() else []
     trial = ["--nodes=1 "] if launch is Launch.EACH_NODE else []
     assert (done.returncode, steps) == (code, [*trial, *["--overlap "] * num_sweeps])
+
+
+def test_a_command_is_launched_by_its_first_program() -> None:
+    commands = ("srun python t.py", "torchrun t.py", "deepspeed --launcher slurm t.py")
+    assert [str(Launch.of(command, 2)) for command in commands] == ["once", "each-node", "hostfile"]
+
+
+def test_a_launcher_gets_the_port_of_its_job() -> None:
+    assert (
+        launched_command("deepspeed --num_gpus 4 train.py", Launch.ONCE, Resources())
+        == 'deepspeed --master_port "$MASTER_PORT" --num_gpus 4 train.py'
+    )

@@ -8,7 +8,7 @@ import pytest
 from tests.strategies.guided.worlds import World, points, prior
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import RISK
-from zenith_tune.strategies.guided.acquisition import Acquisition
+from zenith_tune.strategies.guided.acquisition import Acquisition, _seconds
 from zenith_tune.strategies.guided.observer import TrialObserver
 from zenith_tune.study.budget import Training
 from zenith_tune.study.parameters import Direction
@@ -184,3 +184,7 @@ def test_a_value_that_is_no_time_and_no_rate_is_refused_in_one_line() -> None:
             pick.index, Trial(params=POINTS[pick.index], outcome=Outcome.OK, value=-2.0)
         )
     assert caught.value.hint
+
+
+def test_a_step_is_written_with_its_range() -> None:
+    assert _seconds(0.0, 0.1) == "1 s ±18% (90%)"

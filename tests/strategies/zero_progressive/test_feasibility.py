@@ -7,7 +7,9 @@ import pytest
 from tests.strategies.zero_progressive.subjects import subject
 from zenith_tune.strategies.zero_progressive.feasibility import (
     ActivationProfile,
+    ZeroSetting,
     ZeroSubject,
+    state_bytes,
     why_surely_too_large,
     why_too_large,
 )
@@ -133,3 +135,10 @@ def test_what_was_measured_overrules_what_is_predicted_too_large() -> None:
         memory.observe(ran(job, 2, mbs, small * mbs))
     assert memory.why_hopeless({"stage": 2, "mbs": pruned}) is None
     assert memory.why_hopeless({"stage": 2, "mbs": 128}) is not None, "what was measured rules out, too"
+
+
+def test_states_match_the_zero_paper() -> None:
+    seven_billion = ZeroSetting(stage=1, num_ranks=64, num_params=7_500_000_000, reduce_bucket_size=0)
+    assert [
+        round(part / 1e9, 1) for part in (state_bytes(seven_billion).weights, state_bytes(seven_billion).optimizer)
+    ] == [15.0, 1.9]

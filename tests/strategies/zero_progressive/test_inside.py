@@ -8,7 +8,9 @@ import pytest
 
 from tests.strategies.zero_progressive.subjects import subject
 from tests.strategies.zero_progressive.worlds import Point, Search, World, growing, search, space
+from zenith_tune.strategies.zero_progressive.inside import Proposals
 from zenith_tune.strategies.zero_progressive.strategy import ZeroProgressiveStrategy
+from zenith_tune.study.parameters import Direction
 from zenith_tune.units import GIB
 
 BUCKETS = (500_000_000, 50_000_000, 5_000_000)
@@ -130,3 +132,13 @@ def test_what_the_preset_prunes_counts_for_nothing() -> None:
     world = World(pruned=lambda point: "odd" if int(point["gradient_clipping"]) % 2 == 0 else None)
     search(world, space(gradient_clipping=tuple(range(1, 12))), strategy=ZeroProgressiveStrategy(patience=4))
     assert sum(run["gradient_clipping"] != 1 for run in world.runs) == 4
+
+
+def test_a_grid_of_proposals_has_no_point_twice() -> None:
+    axes = {"overlap_comm": (True, False), "reduce_scatter": (True, False)}
+    points = Proposals("grid", axes, {"stage": 2, "overlap_comm": True, "reduce_scatter": True})
+    assert [tuple(point.values()) for point in points.next(3, [], Direction.MAXIMIZE)] == [
+        (2, True, False),
+        (2, False, True),
+        (2, False, False),
+    ]

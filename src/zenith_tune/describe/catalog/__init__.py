@@ -10,9 +10,5 @@ from typing import Any
 
 @functools.cache
 def read_catalog(name: str) -> dict[str, Any]:
-    """Read one of the catalogs, once.
-
-    >>> sorted(read_catalog("clusters"))
-    ['gpus', 'nodes']
-    """
+    """Read one of the catalogs, once."""
     return tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))

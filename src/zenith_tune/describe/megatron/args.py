@@ -33,18 +33,12 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MegatronArgs:
-    """Options in either spelling; an option that holds a placeholder such as {tp} counts as not given.
-
-    >>> args = MegatronArgs.of(["--num-layers", "16", "--micro_batch_size={mbs}", "--bf16"])
-    >>> args.count("--num-layers"), args.count("--micro-batch-size"), args.has("--bf16")
-    (16, None, True)
-    """
+    """Options in either spelling; an option that holds a placeholder such as {tp} counts as not given."""
 
     line: ParsedCommand
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> MegatronArgs:
-        """Read the arguments of a pretrain script."""
         return cls(ParsedCommand.from_argv(["python", "pretrain_gpt.py", *arguments]))
 
     def has(self, option: str) -> bool:
@@ -81,12 +75,7 @@ UNFUSED = ("unfused", "local")
 
 
 def job_from_args(args: MegatronArgs) -> JobSpec:
-    """Return the job that the options describe.
-
-    >>> job = job_from_args(MegatronArgs.of("--seq-length 4096 --bf16 --transformer-impl local".split()))
-    >>> job.framework.name, job.precision
-    ('megatron-local', 'bf16')
-    """
+    """Return the job that the options describe."""
     seq_len = args.count("--seq-length") or args.count("--encoder-seq-length")
     if not seq_len:
         raise UsageError("the command must give the sequence length, but has no --seq-length", hint="add it")

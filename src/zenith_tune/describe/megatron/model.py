@@ -22,11 +22,7 @@ MOST = 100_000
 
 
 def expert_layers(text: str | None, num_layers: int) -> list[bool]:
-    """Return for each layer whether it has experts; nothing is evaluated as code.
-
-    >>> expert_layers("([0]*1+[1]*3)", 4), expert_layers("2", 4)
-    ([False, True, True, True], [True, False, True, False])
-    """
+    """Return for each layer whether it has experts; nothing is evaluated as code."""
     period = 1 if text is None else whole(text.strip())
     if period:
         return [layer % period == 0 for layer in range(num_layers)]
@@ -88,12 +84,7 @@ NEAR_VOCAB = 0.02
 
 
 def model_from_args(args: MegatronArgs, hint: str = HINT) -> ModelSpec:
-    """Return the model that the options build; its vocabulary is 0 where only the tokenizer knows it.
-
-    >>> args = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --swiglu --vocab-size 1000".split()
-    >>> model_from_args(MegatronArgs.of(args)).ffn_hidden
-    128
-    """
+    """Return the model that the options build; its vocabulary is 0 where only the tokenizer knows it."""
     if option := args.first(*OTHER_LAYERS):
         problem = "a model must have layers of attention and feed-forward parts alone, all alike"
         hint = "tune it by --preset megatron, which knows no shapes"
@@ -132,13 +123,7 @@ def vocab_from_args(args: MegatronArgs) -> int:
 
 
 def model_name(model: ModelSpec) -> str:
-    """Return the name of the catalog's model of this shape, or a short description of it.
-
-    >>> model_name(replace(catalog_model("llama3-8b"), name="", vocab=128_512))
-    'llama3-8b'
-    >>> model_name(replace(catalog_model("llama3-8b"), name="", num_layers=16))
-    'llama-like 4.5B'
-    """
+    """Return the name of the catalog's model of this shape, or a short description of it."""
     same = [known for known in map(catalog_model, known_models()) if _shape(known) == _shape(model)]
     near = [known for known in same if 0 <= model.vocab - known.vocab <= NEAR_VOCAB * known.vocab]
     if near:

@@ -45,12 +45,7 @@ def chunks_of(layout: str) -> list[str]:
 
 
 def own_pipeline(args: MegatronArgs, num_layers: int, *, pp: int, vp: int) -> OwnPipeline | None:
-    """Return the stages that a command writes down; None where all have as many layers, or Megatron would refuse them.
-
-    >>> args = MegatronArgs.of(["--decoder-first-pipeline-num-layers", "5"])
-    >>> own_pipeline(args, 32, pp=4, vp=1).layers
-    (5, 9, 9, 9)
-    """
+    """Return the stages that a command writes down; None where all have as many layers, or Megatron refuses them."""
     layout = args.text(LAYOUT)
     if layout:
         return _written(chunks_of(layout), num_layers, pp)

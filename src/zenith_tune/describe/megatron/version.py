@@ -38,11 +38,7 @@ class MegatronVersion:
 
     @property
     def release(self) -> Release:
-        """The release whose rules hold: what comes before a release may lack what is new in it.
-
-        >>> MegatronVersion(major=0, minor=16, patch=0, pre_release="rc0", folder=Path("x")).release
-        (0, 15)
-        """
+        """The release whose rules hold: what comes before a release may lack what is new in it."""
         return (self.major, self.minor - bool(self.pre_release and self.minor))
 
 

@@ -80,7 +80,6 @@ def _reports(log: str) -> list[_Report]:
 
 
 def _reason(values: dict[str, tuple[float, int]], rank: int) -> str:
-    """Return what else is unusual at that rank."""
     slow, fast, hottest = (values.get(name) for name in ("MnClk", "MxClk", "MxTmp"))
     found = []
     if slow and fast and slow[1] == rank and slow[0] < fast[0]:

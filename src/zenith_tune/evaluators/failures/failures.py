@@ -142,11 +142,7 @@ _MAX_LINES = 400
 
 
 def classify(log: str, exit_code: int | None, *, timed_out: bool = False, silent: str = "") -> Failure | None:
-    """Return why a run failed, or None where it did not; `silent` says for how long one that was ended printed nothing.
-
-    >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 1).kind.name
-    'OUT_OF_MEMORY'
-    """
+    """Return why a run failed, or None; `silent` says for how long one that was ended printed nothing."""
     if exit_code == 0 and not timed_out and not silent:
         return None
     log = log.replace("\r", "\n")
@@ -162,11 +158,7 @@ def classify(log: str, exit_code: int | None, *, timed_out: bool = False, silent
 
 
 def names_unknown_option(cause: str | None) -> bool:
-    """Tell whether a run failed because the program does not know an option at all, whatever its value.
-
-    >>> names_unknown_option("train.py: error: unrecognized arguments: --tp 4")
-    True
-    """
+    """Tell whether a run failed because the program does not know an option at all, whatever its value."""
     return cause is not None and _UNKNOWN_OPTION.search(cause) is not None
 
 
@@ -204,11 +196,7 @@ def hidden_failure(log: str, *, has_value: bool) -> Failure | None:
 
 
 def shows_crash(log: str) -> bool:
-    """Tell whether a program crashed without a traceback: a fault, or an exception of a rank or of its device.
-
-    >>> shows_crash("[rank4]: RuntimeError: CUDA error: an illegal memory access was encountered")
-    True
-    """
+    """Tell whether a program crashed without a traceback: a fault, or an exception of a rank or of its device."""
     if _first_line(log, _FAULTS):
         return True
     error = first_error(log)
@@ -340,11 +328,7 @@ class FailedAllocation:
 
     @classmethod
     def of(cls, cause: str | None) -> FailedAllocation:
-        """Read the message of a run.
-
-        >>> FailedAllocation.of("Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB").tried_bytes
-        2147483648.0
-        """
+        """Read the message of a run."""
         found = [_bytes(pattern.search(cause or "")) for pattern in (_TRIED, _CAPACITY, _FREE)]
         return cls(tried_bytes=found[0], capacity_bytes=found[1], free_bytes=found[2])
 

@@ -16,7 +16,6 @@ _REPORT_LINE = re.compile(
     r"|Root Cause|Failures:)"
 )
 _MAX_REPORTS = 1_000
-"""Most nodes whose reports are read."""
 _FIRST_LINES = ("failed (exitcode: ", " closing signal SIG", "sigkill_handler] ")
 """What the first line of a report by torchrun or deepspeed may hold."""
 _OWN_TRACEBACKS = ("errors.ChildFailedError", "accelerate/commands/launch.py")
@@ -34,7 +33,6 @@ class RootCause:
 
     @property
     def who(self) -> str:
-        """The rank, as a message begins with it."""
         return "" if self.rank is None else f"rank {self.rank}: "
 
 
@@ -59,11 +57,7 @@ def _report(log: str, position: int) -> RootCause | None:
 
 
 def above_report(log: str) -> str:
-    """Return what the ranks printed, without their launcher's report below it; all where they printed nothing.
-
-    >>> above_report("bad key\\nE1119 api.py:1002] failed (exitcode: 1) local_rank: 1\\nTraceback ...")
-    'bad key\\n'
-    """
+    """Return what the ranks printed, without their launcher's report below it; all where they printed nothing."""
     found = [log.find(needle) for needle in _FIRST_LINES]
     for needle in _OWN_TRACEBACKS:
         raised = log.find(needle)

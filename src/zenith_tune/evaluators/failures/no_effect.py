@@ -29,11 +29,7 @@ HINT = 'does the script hand its arguments on? ("$@" at the end of the line that
 
 
 def disagreement(log: str, asked: Mapping[str, Value]) -> str | None:
-    """Return the argument that a log dumps with another value than was asked for, or None.
-
-    >>> disagreement("  micro_batch_size ........ 1", {"micro_batch_size": 4})
-    'micro_batch_size is 1 in the log, but 4 was asked for'
-    """
+    """Return the argument that a log dumps with another value than was asked for, or None."""
     for name, value in asked.items():
         dumped = re.findall(rf"(?<![\w.-]){name}(?: \.{{1,120}} |=|  )\[?['\"]?([\w/+.-]{{1,40}})", log)
         # A launcher may dump its defaults first: one dump that agrees is enough.

@@ -101,11 +101,7 @@ def line_at(log: str, position: int) -> str:
 
 
 def split_prefix(line: str) -> tuple[int | None, str]:
-    """Return the rank of a line's prefix, and the line without prefixes.
-
-    >>> split_prefix("[rank3]:   File")
-    (3, '  File')
-    """
+    """Return the rank of a line's prefix, and the line without prefixes."""
     speaker, rest = _split_speaker(line)
     return speaker.rank, rest
 

@@ -7,11 +7,7 @@ from zenith_tune.presets.shared.accelerate_launch import Launch
 
 
 def recognises(command: str) -> bool:
-    """Return whether a command comes down to `accelerate launch`.
-
-    >>> recognises("accelerate launch train.py"), recognises("accelerate config")
-    (True, False)
-    """
+    """Return whether a command comes down to `accelerate launch`."""
     try:
         Launch(command)
     except CommandError:

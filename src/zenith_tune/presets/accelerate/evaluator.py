@@ -13,12 +13,7 @@ from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
 
 @EvaluatorRegistry.register("accelerate")
 class AccelerateEvaluator(HookedEvaluator):
-    """The steady speed by the lines of the trial's hook, else by those of DeepSpeed or of the Trainer.
-
-    >>> line = 'zenithtune: {{"event": "step", "step": {0}, "passes": 1, "seconds": {0}.5}}\\n'
-    >>> AccelerateEvaluator(gbs=8, check=False).evaluate("".join(line.format(step) for step in (1, 2, 3)), {})
-    8.0
-    """
+    """The steady speed by the lines of the trial's hook, else by those of DeepSpeed or of the Trainer."""
 
     def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
         logged = read_steps(log)

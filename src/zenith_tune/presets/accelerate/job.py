@@ -81,7 +81,6 @@ class AccelerateJob:
     live_precision: str | None = None
     """What the user's own command computed in, where its run showed it."""
     live_gpu: str | None = None
-    """What it ran on."""
     fixed: Mapping[str, str] = field(default_factory=dict)
     """The axes whose value the script itself gives, with the argument that does; gas is the accumulation."""
 
@@ -97,7 +96,6 @@ class AccelerateJob:
 
     @property
     def gpus_per_machine(self) -> int:
-        """GPUs of one machine."""
         return max(self.num_gpus // self.num_machines, 1)
 
     @property

@@ -43,7 +43,6 @@ class FsdpSituation:
 
 
 OFF_WORDS = ("no", "false", "0")
-"""How a file says that something is off."""
 Written = Value | Callable[[AccelerateJob], Value]
 """A value of the file, or how it follows from the job."""
 
@@ -53,10 +52,8 @@ class FsdpLever(LeverDeclaration[FsdpSituation]):
     """A lever of Accelerate's own file."""
 
     sets: Mapping[str, Written]
-    """Keys of the file."""
 
     def changes(self, job: AccelerateJob) -> dict[str, Value]:
-        """Return the keys with their values."""
         return {key: value(job) if callable(value) else value for key, value in self.sets.items()}
 
     def reported(self, job: AccelerateJob) -> dict[str, Value]:

@@ -52,7 +52,6 @@ class Backend(AxisSpace, ABC):
     default_names: ClassVar[tuple[str, ...]] = ("mbs",)
     """What is searched unless the user says otherwise."""
     more_names: ClassVar[tuple[str, ...]] = ()
-    """What is searched on request."""
     wrapper: ClassVar[str] = "DistributedDataParallel"
     framework: ClassVar[str] = "hf-accelerate"
 
@@ -97,7 +96,6 @@ class Backend(AxisSpace, ABC):
         """Return the keys that a point sets in the file; None takes a key away."""
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        """Return the layout that a point stands for."""
         recomputes = bool(params.get("checkpointing"))
         return Layout(
             num_gpus=self.ranks(params),
@@ -131,7 +129,6 @@ class Backend(AxisSpace, ABC):
     def offered_levers(
         self, choice: LeverChoice, params: Mapping[str, Value], subject: PlanSubject | None, release: Release | None
     ) -> list[Lever]:
-        """Return the levers that may be tried on a point."""
         return []
 
     def passes(self, params: Mapping[str, Value]) -> int | None:
@@ -145,7 +142,6 @@ class Backend(AxisSpace, ABC):
 
     @property
     def own_ranks(self) -> int:
-        """The ranks of the job as it is."""
         return self.ranks(self.first_point)
 
     @property
@@ -189,7 +185,6 @@ class Backend(AxisSpace, ABC):
         return self.own_ranks
 
     def accumulation(self, params: Mapping[str, Value]) -> int:
-        """Return the micro-batches of a step, so that the global batch stays what it is."""
         return max(self.global_batch // (self.micro_batch(params) * self.ranks(params)), 1)
 
     def own_point(self) -> Params | None:

@@ -23,13 +23,7 @@ KEYS = {
 
 
 def recognises(command: str) -> bool:
-    """Return whether a command trains by Axolotl.
-
-    >>> recognises("accelerate launch -m axolotl.cli.train F.yaml")
-    True
-    >>> recognises("axolotl preprocess F.yaml")
-    False
-    """
+    """Return whether a command trains by Axolotl."""
     program, arguments = program_words(command)
     return program == MODULE or (program in PROGRAMS and arguments[:1] == ["train"])
 

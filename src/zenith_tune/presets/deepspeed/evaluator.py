@@ -27,10 +27,6 @@ class DeepSpeedEvaluator(SpeedEvaluator):
     `throughput` is samples per second, `latency` seconds per step, `flops` TFLOP/s per GPU. `gbs` is the global batch;
     `n_gpus` and `flops_per_sample` are needed for `flops` alone, `seq` for `tokens_per_s`. `samples_per_s`, `step_time`
     and `tflops` mean the first three. `contents` distinguishes the configurations of two studies.
-
-    >>> line = "epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=30.0, CurrSamplesPerSec=32.0, "
-    >>> DeepSpeedEvaluator().evaluate("".join(line.format(step) + "\\n" for step in (3, 4, 5)), {})
-    32.0
     """
 
     units = UNITS
@@ -76,7 +72,6 @@ class DeepSpeedEvaluator(SpeedEvaluator):
         return replace(logged, sizes=JobSizes(gbs=gbs, seq=self.seq, n_gpus=self.n_gpus, flops_per_sample=flops))
 
     def describe(self) -> str:
-        """Say what is measured."""
         batch = f" at gbs {self.gbs}" if self.gbs else ""
         contents = f" with {self.contents}" if self.contents else ""
         return f"deepspeed {self.objective}{batch}{contents}, {self.direction}"

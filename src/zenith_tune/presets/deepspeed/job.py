@@ -50,7 +50,6 @@ class DeepSpeedJob:
     config: DsConfig
     num_gpus: int
     num_ranks: int
-    """Data-parallel ranks."""
     global_batch: int
     own_micro_batch: int | None
     batch_options: Mapping[tuple[str, ...], str] = field(default_factory=dict)
@@ -68,7 +67,6 @@ class DeepSpeedJob:
 
     @property
     def rank_batch(self) -> int:
-        """Samples of one step on one rank."""
         return self.global_batch // self.num_ranks
 
     @property

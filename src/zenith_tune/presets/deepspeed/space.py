@@ -75,7 +75,6 @@ class DeepSpeedSpace:
         )
 
     def parameters(self) -> dict[str, CategoricalParameter]:
-        """Return the search space."""
         space = {
             "stage": CategoricalParameter(self.stages),
             "mbs": CategoricalParameter(self.micro_batches),
@@ -130,7 +129,6 @@ class DeepSpeedSpace:
         return found | logged_levers(self.levers_of(params))
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        """Return the layout that a point stands for."""
         recomputes = bool(params.get(CHECKPOINTING, self.job.recomputes))
         return Layout(
             num_gpus=self.job.num_ranks,
@@ -154,7 +152,6 @@ class DeepSpeedSpace:
         return point if all(choice.contains(point[name]) for name, choice in self.parameters().items()) else None
 
     def near_points(self) -> Iterator[Params]:
-        """Yield the job as it is, at any of the stages."""
         own = self.own_point() or {name: choice.choices[0] for name, choice in self.parameters().items()}
         return ({**own, "stage": stage} for stage in self.stages)
 
@@ -211,12 +208,7 @@ ALL = "all"
 
 
 def listed_axes(config: DsConfig) -> dict[str, ZeroAxis]:
-    """Return the lists other than those of the stage and of the batch, by the name that a point has for each.
-
-    >>> config = DsConfig(values={"zero_optimization": {"overlap_comm": [True, False]}, "optimizer": {"betas": [0, 1]}})
-    >>> listed_axes(config)["overlap_comm"].choices
-    (True, False)
-    """
+    """Return the lists other than those of the stage and of the batch, by the name that a point has for each."""
     found = {keys: values for keys, values in _lists(config) if keys not in (STAGE, MICRO_BATCH)}
     num_lists = Counter(keys[-1] for keys in found)
     names = {keys: _name(keys, num_lists[keys[-1]]) for keys in found}

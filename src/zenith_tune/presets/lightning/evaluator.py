@@ -14,7 +14,6 @@ class LightningEvaluator(HookedEvaluator):
     """The steady speed of a Trainer of Lightning: samples per second, or steps where its data has no batch size."""
 
     def describe(self) -> str:
-        """Say what is measured."""
         return f"lightning {self.objective}{'' if self.check else ', whatever the job ran as'}, {self.direction}"
 
     def _run_extra(self, run: HookedRun) -> dict[str, Value]:

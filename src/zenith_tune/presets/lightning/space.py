@@ -25,7 +25,6 @@ class LightningJob(HookedJob):
 
     @property
     def is_known(self) -> bool:
-        """Whether what the script sets is known."""
         return bool(self.report)
 
     @property
@@ -42,7 +41,6 @@ class LightningJob(HookedJob):
 
     @property
     def accumulation(self) -> int:
-        """Passes of an update."""
         return int(self.report.get("accumulation") or 1)
 
     @property
@@ -66,7 +64,6 @@ class LightningJob(HookedJob):
         return self.num_processes == 1 or self.wrapper == PLAIN
 
     def lacks(self, settings: Mapping[str, Value]) -> bool:
-        """Return whether it has other values of settings that are known."""
         return all(self.settings.get(name) not in (None, value) for name, value in settings.items())
 
 

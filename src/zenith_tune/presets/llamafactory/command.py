@@ -33,13 +33,7 @@ KEYS = {
 
 
 def recognises(command: str) -> bool:
-    """Return whether a command trains by LLaMA-Factory.
-
-    >>> recognises("FORCE_TORCHRUN=1 llamafactory-cli train F.yaml bf16=true")
-    True
-    >>> recognises("llamafactory-cli export F.yaml")
-    False
-    """
+    """Return whether a command trains by LLaMA-Factory."""
     program, arguments = program_words(command)
     if any(_variable(command, name) for name in OTHER_ENGINES):
         return False
@@ -49,7 +43,6 @@ def recognises(command: str) -> bool:
 
 
 def _variable(command: str, name: str) -> str:
-    """Return a variable of a command's process."""
     line = ParsedCommand.of(command)
     own = {} if line.needs_shell else line.assignments()
     return own.get(name) or os.environ.get(name, "")

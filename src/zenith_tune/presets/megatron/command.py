@@ -22,12 +22,7 @@ _SAYS_LAYOUT = re.compile(rf"\b{LAYOUT_VARIABLE}=")
 
 
 def find_pretrain_run(command: str, environment: Mapping[str, str] | None = None) -> ProgramRun | None:
-    """Return the first run of a pretrain script that a command leads to, or None.
-
-    >>> run = find_pretrain_run("TP=2; torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP")
-    >>> run.launcher[-1], run.arguments
-    ('8', ('--tensor-model-parallel-size', '2'))
-    """
+    """Return the first run of a pretrain script that a command leads to, or None."""
     return next(iter(find_runs(command, is_pretrain_script, environment).runs), None)
 
 
@@ -71,9 +66,6 @@ def without_layout(command: str) -> str:
     """Return the command of a script that `plan --emit` wrote, without the layout that it has by itself.
 
     One that the user gives stays.
-
-    >>> without_layout("bash run.sh")
-    'LAYOUT= bash run.sh'
     """
     if LAYOUT_VARIABLE in os.environ or _SAYS_LAYOUT.search(command):
         return command

@@ -32,11 +32,7 @@ _DUMPED = (
 
 
 def sequence_in_command(command: str) -> int | None:
-    """Return the length that a command itself says, or None.
-
-    >>> sequence_in_command("megatron sft --max_length 4096"), sequence_in_command("bash train.sh")
-    (4096, None)
-    """
+    """Return the length that a command itself says, or None."""
     try:
         line = ParsedCommand.of(command)
         said = next((value for name in SEQUENCE_OPTIONS if (value := line.get(name)) is not None), None)
@@ -46,11 +42,7 @@ def sequence_in_command(command: str) -> int | None:
 
 
 def sequence_in_log(log: str) -> int | None:
-    """Return the length in the arguments that a log dumps, or None.
-
-    >>> sequence_in_log("  encoder_seq_length .... 8\\n  seq_length .... 4096\\n")
-    4096
-    """
+    """Return the length in the arguments that a log dumps, or None."""
     found = (pattern.search(log) for pattern in _DUMPED)
     return next((length for match in found if match and (length := whole(match[1]))), None)
 
@@ -109,7 +101,6 @@ class MegatronEvaluator(SpeedEvaluator):
         return replace(logged, steps=_valid_steps(logged.steps, log), sizes=JobSizes(gbs=self.gbs, seq=seq))
 
     def describe(self) -> str:
-        """Say what is measured."""
         known = {"gbs": self.gbs, "seq": self.seq if self.objective == "tokens_per_s" else None}
         at = " and ".join(f"{name} {value}" for name, value in known.items() if value)
         caveat = ""

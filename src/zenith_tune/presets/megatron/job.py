@@ -88,7 +88,6 @@ class MegatronJob:
 
     @property
     def features(self) -> VersionFeatures:
-        """What that version has."""
         return VersionFeatures(self.version)
 
     @property
@@ -98,7 +97,6 @@ class MegatronJob:
 
     @property
     def has_experts(self) -> bool:
-        """Whether the model is a mixture of experts."""
         return self.model is not None and self.model.num_experts > 0
 
     @property
@@ -232,11 +230,7 @@ def unread_job(given: MegatronLmOverrides) -> MegatronJob:
 
 
 def recompute_name(layout: Layout) -> str:
-    """Return how a layout recomputes, in one word.
-
-    >>> recompute_name(Layout(num_gpus=1, recompute="full/block", recompute_layers=4))
-    'full/block4'
-    """
+    """Return how a layout recomputes, in one word."""
     return f"{layout.recompute}{layout.recompute_layers or ''}"
 
 

@@ -60,22 +60,14 @@ LOG_INTERVAL = "--log-interval"
 
 
 def dumped_sizes(params: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the sizes of a point by the names that Megatron-LM and ms-swift dump them under.
-
-    >>> dumped_sizes({"tp": 2, "mbs": 4, "recompute": "none"})
-    {'tensor_model_parallel_size': 2, 'micro_batch_size': 4}
-    """
+    """Return the sizes of a point by the names that Megatron-LM and ms-swift dump them under."""
     names = {name: option[2:].replace("-", "_") for name, option in OPTIONS.items()}
     sizes = {names[name]: params[name] for name in ("tp", "pp", "cp", "ep", "mbs") if name in params}
     return sizes | ({DUMPED_CHUNKS: params["vp"]} if int(params.get("vp", 1)) > 1 else {})
 
 
 def dumped_options(wanted: Wanted, *, tp: int) -> dict[str, Value]:
-    """Return the options that are set by the names that Megatron-LM dumps them under, without the pipeline's split.
-
-    >>> dumped_options({"--recompute-method": None, "--sequence-parallel": True}, tp=2)
-    {'sequence_parallel': True}
-    """
+    """Return the options that are set by the names that Megatron-LM dumps them under, without the pipeline's split."""
     left_out = {*PIPELINE, *([SEQUENCE_PARALLEL] if tp == 1 else [])}  # which Megatron switches off there
     return {
         option[2:].replace("-", "_"): value

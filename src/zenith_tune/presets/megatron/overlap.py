@@ -70,11 +70,7 @@ def module_values(job: MegatronJob) -> list[str]:
 
 
 def module_of(recompute: str) -> str:
-    """Return the module that a kind of recomputation names.
-
-    >>> module_of("selective/mlp"), module_of("full/block4")
-    ('mlp', '')
-    """
+    """Return the module that a kind of recomputation names."""
     return recompute.removeprefix(SELECTIVE) if recompute.startswith(SELECTIVE) else ""
 
 

@@ -72,11 +72,7 @@ APEX = (FUSED_GRADIENTS, FUSED_SOFTMAX)
 
 
 def installed(log: str) -> dict[str, bool]:
-    """Return which packages are there and which are not, as far as a log says; one process that has it is enough.
-
-    >>> installed('zenithtune: {"packages": {"deep_ep": false}}')
-    {'deep_ep': False}
-    """
+    """Return which packages are there and which are not, as far as a log says; one process that has it is enough."""
     found: dict[str, bool] = {}
     for event in hook_events(log):
         packages = event.get("packages")

@@ -45,7 +45,6 @@ class TunedLayout(Layout):
 
     @classmethod
     def of(cls, layout: Layout) -> Self:
-        """Return a layout with nothing besides it."""
         return cls(**{field.name: getattr(layout, field.name) for field in fields(layout)})
 
 
@@ -279,11 +278,7 @@ SWITCHES: tuple[Switch, ...] = (
 
 
 def switches_in(args: MegatronArgs) -> tuple[Switch, ...]:
-    """Return the switches that a command has.
-
-    >>> [switch.need for switch in switches_in(MegatronArgs.of(["--tp-comm-overlap", "--bf16"]))]
-    ['sequence parallelism']
-    """
+    """Return the switches that a command has."""
     return tuple(switch for switch in SWITCHES if switch.is_in(args))
 
 
@@ -295,11 +290,7 @@ PIPELINED_MTP = ((0, 16), (0, 17))
 
 
 def own_overlap(name: str, args: MegatronArgs) -> Value:
-    """Return what a command overlaps.
-
-    >>> own_overlap("overlap", MegatronArgs.of(["--overlap-grad-reduce"]))
-    'grads'
-    """
+    """Return what a command overlaps."""
     if name != "overlap":
         return args.has(SWITCH[name])
     return "params" if args.has(GATHER) else "grads" if args.has(GRADS) else "none"

@@ -86,7 +86,6 @@ class PointSpace(JobSpace, Protocol):
         """Yield the points that break no rule, many at a time."""
 
     def points(self) -> Iterator[Params]:
-        """Yield the same one by one."""
         return (table.point(row) for table in self.tables() for row in range(len(table)))
 
 
@@ -133,12 +132,10 @@ class MegatronLmSpace(PointSpace):
         return {**early, "recompute": [tried_rule(name, self.job, is_whole=True) for name in names]}
 
     def parameters(self) -> dict[str, CategoricalParameter]:
-        """Return the search space."""
         return {name: CategoricalParameter(values) for name, values in self.choices.items()}
 
     @property
     def open_names(self) -> list[str]:
-        """The parameters that have more than one value."""
         return [name for name, values in self.choices.items() if len(values) > 1]
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
@@ -187,14 +184,12 @@ class MegatronLmSpace(PointSpace):
         return grow(PointTable.of_one(), axes, holds)
 
     def layouts(self, table: PointTable) -> LayoutBatch:
-        """Return the layouts that rows of points stand for."""
         from zenith_tune.presets.megatron.batch import layouts_of
 
         kinds = {kind: self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
         return layouts_of(table, self._start, recompute=kinds, sequence_parallel=self.job.sequence_parallel)
 
     def planned_layouts(self, table: PointTable) -> LayoutBatch:
-        """Return the same with how they are sharded in all."""
         layouts = self.layouts(table)
         return replace(layouts, zero=layouts.zero * 0 + FULLY_SHARDED) if self.job.is_fully_sharded else layouts
 
@@ -315,11 +310,7 @@ class MegatronLmSpace(PointSpace):
 
 
 def search_names(search: str) -> list[str]:
-    """Return the names in what the user wants searched.
-
-    >>> search_names("default+zero")
-    ['default', 'zero']
-    """
+    """Return the names in what the user wants searched."""
     names = [name for name in re.split(r"[\s,+:]+", search.strip().lower()) if name]
     known = (*ALWAYS, *ON_REQUEST, DEFAULT)
     for name in names:

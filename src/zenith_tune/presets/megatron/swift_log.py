@@ -36,8 +36,6 @@ _REACH = 8 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One dictionary line."""
-
     iteration: int
     mean_s: float
     fields: Mapping[str, str]

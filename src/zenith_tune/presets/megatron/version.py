@@ -30,11 +30,7 @@ SPREAD_GROUPS: Release = (0, 16)
 
 @dataclass(frozen=True, slots=True)
 class VersionFeatures:
-    """The features of a version; one that is not known, or newer than any that is, counts as the newest.
-
-    >>> VersionFeatures(None).release
-    (0, 20)
-    """
+    """The features of a version; one that is not known, or newer than any that is, counts as the newest."""
 
     version: MegatronVersion | None
 

@@ -168,11 +168,7 @@ def _written(option: str, value: Value | None, held: Any) -> Value:
 
 
 def _text(value: Any) -> str:
-    """Return a value in one spelling, as a YAML or an override has it.
-
-    >>> [_text(value) for value in (None, "null", True, ["core_attn"], '"Et|tL"', 8)]
-    ['null', 'null', 'true', '[core_attn]', 'Et|tL', '8']
-    """
+    """Return a value in one spelling, as a YAML or an override has it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return NULL if value is None else str(value).lower() if isinstance(value, bool) else str(value).strip('"')

@@ -124,11 +124,7 @@ BACKEND_SWITCHES = {
 
 
 def full_key(section: str, key: str) -> str:
-    """Return a section's key with its prefix.
-
-    >>> full_key("fsdp_config", "version"), full_key("deepspeed_config", "zero_stage")
-    ('fsdp_version', 'zero_stage')
-    """
+    """Return a section's key with its prefix."""
     prefix = BARE.get(section, "")
     # As the launcher has it: "fsdp" without the underscore is prefix enough.
     return key if not prefix or key.startswith(prefix.rstrip("_")) else prefix + key
@@ -139,12 +135,7 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccelerateSettings:
-    """A configuration: keys at the top, and sections by their full names.
-
-    >>> own = AccelerateSettings(values={"num_processes": 8, "deepspeed_config": {"zero_stage": 2}})
-    >>> own.get("zero_stage"), own.having({"zero_stage": 3}).get("zero_stage"), own.whole("num_processes")
-    (2, 3, 8)
-    """
+    """A configuration: keys at the top, and sections by their full names."""
 
     values: Yaml = field(default_factory=dict)
     source: str = "the Accelerate configuration"
@@ -199,25 +190,16 @@ class AccelerateSettings:
 
     @property
     def text(self) -> str:
-        """The configuration as a file."""
         return yaml_text(_written(self.values))
 
 
 def is_on(value: object) -> bool:
-    """Return whether a value of YAML or of an option means yes.
-
-    >>> [is_on(value) for value in (True, "true", "False", None, 1)]
-    [True, True, False, False, True]
-    """
+    """Return whether a value of YAML or of an option means yes."""
     return str(value).lower() in ("true", "1", "yes", "y", "on", "t")
 
 
 def option_value(text: str) -> Any:
-    """Return what a file would say for the value of an option.
-
-    >>> [option_value(word) for word in ("8", "1.0", "no", "bf16", "a: b")]
-    [8, 1.0, False, 'bf16', 'a: b']
-    """
+    """Return what a file would say for the value of an option."""
     try:
         value = read_yaml(text)
     except ValueError:

@@ -28,7 +28,6 @@ class ConfigFile:
     """
 
     path: str
-    """As the command names it."""
     text: str
 
     @property
@@ -52,7 +51,6 @@ class ConfigFile:
         return found if isinstance(found, (bool, int, float, str)) else None
 
     def with_values(self, values: Mapping[str, Value]) -> str:
-        """Return the text with other values at keys that it has."""
         import yaml
 
         splices = []

@@ -28,7 +28,6 @@ class HookedArguments(FrameworkArguments):
     seq: int | None = None
     """Tokens of a sample, where the run does not show them."""
     steps: int = 20
-    """Updates of a trial."""
     check: bool = True
     """Whether a trial that ran as something else than was asked for has failed."""
 
@@ -93,7 +92,6 @@ class HookedJob(ABC):
 
     @property
     def is_fp32(self) -> bool:
-        """Whether it computes in single precision."""
         return self.precision == "fp32"
 
     @property
@@ -107,12 +105,10 @@ class HookedJob(ABC):
         return self.micro_batch * self.accumulation * self.num_processes
 
     def batch_note(self, kind: str) -> str:
-        """Return a line on the batch of a Trainer of this kind."""
         batch = f"micro-batch {self.micro_batch}, {self.accumulation} accumulated, {count(self.num_processes, 'rank')}"
         return f"{kind}: global batch {self.global_batch} ({batch}), which every trial keeps"
 
     def seen(self, run: HookedRun, **values: Any) -> Self:
-        """Return the job as it ran, with other values of its fields."""
         wrapper = str(run.reports[0].get("wrapper")) if run.reports else None
         return replace(
             self,
@@ -145,7 +141,6 @@ class HookedLever(LeverDeclaration[HookedPoint[J]], Generic[J]):
     """The compute capability, times ten, that it needs."""
 
     def is_for(self, at: HookedPoint[J]) -> bool:
-        """Return whether it can be turned on for a point of a job that does not have it yet."""
         return at.job.compute >= self.least_compute and at.job.lacks(self.sets) and self.goes(at)
 
 
@@ -231,7 +226,6 @@ class HookedSpace(AxisSpace, ABC, Generic[J]):
         return BATCH.reason(JobFacts(), self.layout(params))
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        """Return the layout that a point stands for."""
         recomputes = bool(params.get(RECOMPUTE))
         return Layout(
             num_gpus=self.job.num_processes,
@@ -243,7 +237,6 @@ class HookedSpace(AxisSpace, ABC, Generic[J]):
         )
 
     def sharding(self, params: Mapping[str, Value]) -> Sharding:
-        """Return how a point is sharded."""
         return self.shardings[str(params.get(self.sharding_axis, next(iter(self.shardings))))]
 
     def batch(self, params: Mapping[str, Value]) -> tuple[int, int]:
@@ -267,6 +260,5 @@ class HookedSpace(AxisSpace, ABC, Generic[J]):
         return words
 
     def lever_values(self, declared: Sequence[HookedLever[J]], params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what the levers of a point set."""
         on = set_levers(declared, self.levers_of(params))
         return {name: value for lever in on for name, value in lever.sets.items()}

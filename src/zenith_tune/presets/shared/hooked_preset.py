@@ -71,7 +71,6 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         """Return what the hook sets for a point."""
 
     def _written(self, command: str, params: Mapping[str, Value]) -> str:
-        """Return the command with what the hook does not set."""
         return command
 
     def _argument_file(self, params: Mapping[str, Value]) -> dict[str, str]:
@@ -138,7 +137,6 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         return {**self._trial_hook(self._hooked_values(params)), **self._argument_file(params)}
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with the hook."""
         return self._watched(command)
 
     def baseline_files(self) -> dict[str, str]:

@@ -61,7 +61,6 @@ class SlurmRequest:
 
     @property
     def num_gpus(self) -> int | None:
-        """All of them."""
         return self.gpus_per_node * (self.nodes or 1) if self.gpus_per_node else None
 
 
@@ -174,11 +173,7 @@ def job_gpus(title: str, given: int | None, started: int | None, *, asks_machine
 
 
 def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
-    """Return the nodes, and the GPUs of each where the launcher or else `num_gpus` says.
-
-    >>> launched_resources("torchrun --nnodes 2 --nproc-per-node 4 train.py")
-    Resources(nodes=2, gpus_per_node=4, avoid=())
-    """
+    """Return the nodes, and the GPUs of each where the launcher or else `num_gpus` says."""
     try:
         started = started_gpus(command) or num_gpus
     except UsageError:  # a hostfile that cannot be read is reported by the preset that needs it

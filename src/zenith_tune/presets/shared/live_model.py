@@ -43,7 +43,6 @@ class LiveBlocks:
 
     @classmethod
     def of(cls, report: object) -> Self | None:
-        """Read what the hook says of blocks."""
         if not isinstance(report, Mapping) or not (_whole(report, "count") and _whole(report, "parameters")):
             return None
         return cls(
@@ -95,7 +94,6 @@ class LiveModel:
 
     @property
     def micro_batch(self) -> int | None:
-        """The samples of a pass."""
         return self.input_shape[0] if self.input_shape else None
 
     def spec(self) -> ModelSpec:
@@ -110,7 +108,6 @@ class LiveModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is trained."""
         return self.num_trained >= ALL_TRAINED * self.num_params
 
     def _configured(self) -> ModelSpec:

@@ -27,27 +27,18 @@ class NamedConfig(NamedTuple):
 
     @property
     def is_json(self) -> bool:
-        """Whether the file is a JSON."""
         return self.path.endswith(".json")
 
 
 def find_config(command: str) -> NamedConfig | None:
-    """Return the DeepSpeed configuration that a command names, or None.
-
-    >>> find_config("deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config=ds.json").path
-    'ds.json'
-    """
+    """Return the DeepSpeed configuration that a command names, or None."""
     line = ParsedCommand.of(command)
     named = (NamedConfig(option, path) for option in CONFIG_OPTIONS if (path := line.get(option)))
     return next(named, None)
 
 
 def path_in_training_folder(command: str, text: str) -> Path:
-    """Return the path that the script means by an argument, or say that only the shell knows it.
-
-    >>> str(path_in_training_folder("cd sub && deepspeed train.py --deepspeed_config ds.json", "ds.json"))
-    'sub/ds.json'
-    """
+    """Return the path that the script means by an argument, or say that only the shell knows it."""
     target = ParsedCommand.of(command).target
     is_home = any(word.value == text and _begins_at_home(word) for word in target.words)
     path = _at_home(text) if is_home else Path(text)
@@ -110,11 +101,7 @@ _MOST_LEVELS = 200
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML text holds, or raise ValueError with the line that is wrong.
-
-    >>> read_yaml("num_processes: 8  # GPUs\\nfsdp_config: {fsdp_version: 2}\\n")
-    {'num_processes': 8, 'fsdp_config': {'fsdp_version': 2}}
-    """
+    """Return what a YAML text holds, or raise ValueError with the line that is wrong."""
     import yaml  # here, because only jobs with such a file pay for its import
 
     depths = itertools.accumulate(1 if match[0] in "[{" else -1 for match in _BRACKETS.finditer(text))

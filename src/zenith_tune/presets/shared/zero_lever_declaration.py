@@ -22,11 +22,7 @@ _VERSION = re.compile(r"DeepSpeed info: version=([0-9]{1,4})\.([0-9]{1,4})\.([0-
 
 
 def logged_release(log: str) -> Release | None:
-    """Return the release that DeepSpeed says at its start.
-
-    >>> logged_release("[INFO] DeepSpeed info: version=0.19.8, git-hash=unknown")
-    (0, 19, 8)
-    """
+    """Return the release that DeepSpeed says at its start."""
     found = _VERSION.search(log)
     return tuple(map(int, found.groups())) if found else None
 
@@ -59,7 +55,6 @@ class ZeroSituation:
     config: DsConfig
     """Of the point, without levers."""
     num_ranks: int
-    """Data-parallel ranks."""
     num_nodes: int = 1
     precision: str = "bf16"
     subject: ZeroSubject | None = None
@@ -68,7 +63,6 @@ class ZeroSituation:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage."""
         stage = self.config.get(STAGE)
         return stage if isinstance(stage, int) else 0
 
@@ -108,7 +102,6 @@ class DeepSpeedLever(LeverDeclaration[ZeroSituation]):
     """A lever of DeepSpeed's configuration."""
 
     sets: Mapping[Keys, Value]
-    """Where it stands in the JSON."""
     stages: tuple[int, ...]
     """At which it has an effect."""
     first: Release = OLDEST
@@ -116,7 +109,6 @@ class DeepSpeedLever(LeverDeclaration[ZeroSituation]):
     """What DeepSpeed's dump of its configuration says where the lever is on, if not the last of its keys."""
 
     def is_on(self, at: ZeroSituation) -> bool:
-        """Return whether the configuration has it already."""
         return all(at.own(keys) == value for keys, value in self.sets.items())
 
     def is_for(self, at: ZeroSituation) -> bool:

@@ -58,20 +58,12 @@ def _is_titan(words: Sequence[str], at: int) -> bool:
 
 
 def _name(word: str) -> str | None:
-    """Return an option as its setting is called.
-
-    >>> _name("--training.seq-len"), _name("8")
-    ('training.seq_len', None)
-    """
+    """Return an option as its setting is called."""
     return word[2:].replace("-", "_") if word.startswith("--") and len(word) > 2 else None
 
 
 def option_settings(arguments: Sequence[str]) -> Settings:
-    """Return what options set.
-
-    >>> option_settings(["--training.seq_len=2048", "--compile.enable", "--checkpoint.no-enable", "--module", "llama3"])
-    {'training.seq_len': 2048, 'compile.enable': True, 'checkpoint.enable': False, 'module': 'llama3'}
-    """
+    """Return what options set."""
     found: Settings = {}
     for at, word in enumerate(arguments):
         if match := _SUBCOMMAND.fullmatch(word):
@@ -111,11 +103,7 @@ def file_settings(run: ProgramRun, name: str) -> Settings:
 
 
 def flat(tables: Mapping[str, Any], front: str = "") -> Settings:
-    """Return tables by section and key.
-
-    >>> flat({"training": {"seq_len": 8}, "dump_folder": "out"})
-    {'training.seq_len': 8, 'dump_folder': 'out'}
-    """
+    """Return tables by section and key."""
     found: Settings = {}
     for name, value in tables.items():
         found |= flat(value, f"{front}{name}.") if isinstance(value, Mapping) else {f"{front}{name}": value}
@@ -123,12 +111,7 @@ def flat(tables: Mapping[str, Any], front: str = "") -> Settings:
 
 
 def with_settings(command: str, dialect: Dialect, values: Mapping[str, Value]) -> str:
-    """Return the command with other settings; the last word of a dialect that has one stays the last.
-
-    >>> from zenith_tune.presets.torchtitan.dialect import MODULE
-    >>> with_settings("torchrun -m torchtitan.train activation-checkpoint:full", MODULE, {"training.steps": 9})
-    'torchrun -m torchtitan.train --training.steps 9 activation-checkpoint:full'
-    """
+    """Return the command with other settings; the last word of a dialect that has one stays the last."""
     if not values:
         return command
     text, last = _without_last(command)

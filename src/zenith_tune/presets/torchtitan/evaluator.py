@@ -24,10 +24,6 @@ class TorchTitanEvaluator(SpeedEvaluator):
 
     `tokens_per_s` is over all `n_gpus`, or per GPU where that is not given; `tflops` is per GPU as torchtitan counts
     them, `step_time` in seconds by the tokens of a step that the log states.
-
-    >>> line = "step: {0:2}  loss:  8.1  grad_norm:  1.2  memory:  1.50GiB(1.9%)  tps: 1,000  tflops: 9.10\\n"
-    >>> TorchTitanEvaluator(n_gpus=8).evaluate("".join(line.format(step) for step in (1, 2, 3)), {})
-    8000.0
     """
 
     units = UNITS
@@ -64,7 +60,6 @@ class TorchTitanEvaluator(SpeedEvaluator):
         return replace(logged, sizes=JobSizes(n_gpus=self.n_gpus, step_tokens=said or wanted))
 
     def describe(self) -> str:
-        """Say what is measured."""
         return f"torchtitan {self.objective} of {self.n_gpus or 1} GPUs, {self.direction}"
 
     def _missing(self) -> str:

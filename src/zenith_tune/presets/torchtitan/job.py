@@ -93,12 +93,10 @@ class TitanJob:
     given: TitanArguments = field(default_factory=TitanArguments)
 
     def own(self, name: str) -> Any:
-        """Return a setting as the job has it."""
         return self.settings.get(name, DEFAULTS.get(name))
 
     @property
     def compiles(self) -> bool:
-        """Whether the job has it on."""
         return bool(self.own(self.dialect.compile))
 
     def count(self, name: str) -> int:
@@ -107,17 +105,14 @@ class TitanJob:
         return value if type(value) is int and value > 0 else 1
 
     def size(self, name: str) -> int:
-        """Return a parallel size by its short name."""
         return self.count(SIZES[name])
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a sample."""
         return self.given.seq or self.count(self.dialect.seq_len)
 
     @property
     def batch_ranks(self) -> int:
-        """Ranks that see other samples, as the job has them."""
         return max(self.num_gpus // math.prod(self.size(name) for name in ("tp", "pp", "cp")), 1)
 
     @property
@@ -198,11 +193,7 @@ def read_job(command: str, given: TitanArguments) -> TitanJob:
 
 
 def model_name(settings: Mapping[str, Any]) -> str | None:
-    """Return the catalog's name of the model that a TOML or the name of a configuration says.
-
-    >>> model_name({"model.name": "qwen3", "model.flavor": "30B-A3B"}), model_name({"config": "llama3_8b"})
-    ('qwen3-30b-a3b', 'llama3-8b')
-    """
+    """Return the catalog's name of the model that a TOML or the name of a configuration says."""
     flavour = settings.get("model.flavor")
     found = f"{settings.get('model.name', 'llama3')}-{flavour}" if flavour else settings.get("config")
     if not isinstance(found, str):

@@ -124,11 +124,7 @@ class TitanRun:
 
 
 def first_rank(log: str) -> str:
-    """Return the lines of the lowest rank without torchrun's prefix; all lines where there is none.
-
-    >>> first_rank("start\\n[rank1]:a\\n[rank0]:b\\n")
-    'b'
-    """
+    """Return the lines of the lowest rank without torchrun's prefix; all lines where there is none."""
     lines = log.splitlines()
     marks = [RANK.match(line) for line in lines]
     if not any(marks):

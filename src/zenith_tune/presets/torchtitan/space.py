@@ -159,7 +159,6 @@ class TitanSpace(AxisSpace):
         return None
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        """Return the layout that a point stands for."""
         tp, pp = int(params["tp"]), int(params["pp"])
         schedule = str(params["schedule"]).lower()
         recompute = {"none": "none", "full": "full/uniform"}.get(str(params["ac"]), "selective")
@@ -181,7 +180,6 @@ class TitanSpace(AxisSpace):
         )
 
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
-        """Return all that a point sets."""
         layout, dialect, shard = self.layout(params), self.job.dialect, str(params["shard"])
         replicas = layout.dp if shard == DDP else self.job.replicas
         found: dict[str, Value] = {
@@ -257,7 +255,6 @@ def _facts(job: TitanJob, model: ModelSpec | None) -> JobFacts:
 def _choices(
     job: TitanJob, facts: JobFacts, mbs_max: int, *, has_split: bool
 ) -> dict[str, tuple[Value, tuple[Value, ...]]]:
-    """Return of each axis what the job has, and all that may be tried."""
     num_gpus = job.num_gpus
     found: dict[str, tuple[Value, tuple[Value, ...]]] = {}
     for name in SIZES:

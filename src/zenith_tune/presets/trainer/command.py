@@ -79,11 +79,9 @@ class ArgumentFile:
 
     @property
     def trial_name(self) -> str:
-        """What a trial's own is called."""
         return FILE_STEM + Path(self.name).suffix
 
     def having(self, changes: Mapping[str, Value]) -> str:
-        """Return the text of the file with other values."""
         values = {**self.values, **changes}
         is_json = self.name.endswith(".json")
         return json.dumps(values, indent=2, default=str) + "\n" if is_json else yaml_text(values)
@@ -109,11 +107,7 @@ def option_values(command: str) -> dict[str, Any]:
 
 
 def plain_argument(text: str) -> Any:
-    """Return the value of an option; a flag without one is on.
-
-    >>> [plain_argument(text) for text in ("", "False", "8", "no")]
-    [True, False, 8, 'no']
-    """
+    """Return the value of an option; a flag without one is on."""
     if text.lower() in ("", "true", "yes"):
         return True
     return False if text.lower() == "false" else int(text) if whole(text) is not None else text
@@ -140,11 +134,7 @@ def is_trl(command: str) -> bool:
 
 
 def recognises(command: str) -> bool:
-    """Return whether a command trains with a Trainer by its text: its options or its file have fields of it.
-
-    >>> recognises("torchrun train.py --output_dir out --bf16"), recognises("torchrun train.py --lr 1")
-    (True, False)
-    """
+    """Return whether a command trains with a Trainer by its text: its options or its file have fields of it."""
     if is_trl(command):
         return True
     line = ParsedCommand.of(command)

@@ -38,12 +38,10 @@ class Dialect:
     """Return how many ranks a command starts, where the program is its own launcher."""
 
     def arguments(self, command: str) -> dict[str, Any]:
-        """Return the arguments that a command gives."""
         given = self.read(command)
         return {name: self._read_value(name, given[key]) for name, key in self.keys.items() if key in given}
 
     def written(self, command: str, values: Mapping[str, Value]) -> str:
-        """Return the command with other arguments."""
         given = self.read(command)
         wanted = {name: value for name, value in values.items() if self.follows.get(name) not in given}
         keys = {
@@ -70,11 +68,7 @@ def file_values(command: str) -> Mapping[str, Any] | None:
 
 
 def program_words(command: str) -> tuple[str, list[str]]:
-    """Return the program or module that trains, without its folder, and the words behind it.
-
-    >>> program_words("srun /opt/bin/axolotl train F.yaml")
-    ('axolotl', ['train', 'F.yaml'])
-    """
+    """Return the program or module that trains, without its folder, and the words behind it."""
     target = ParsedCommand.of(command).found_target
     if target is None or not target.first:
         return "", []

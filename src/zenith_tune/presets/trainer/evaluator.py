@@ -46,7 +46,6 @@ class TrainerEvaluator(HookedEvaluator):
         return other
 
     def read_run(self, log: str) -> TrainerRun:
-        """Return the run that a log shows."""
         return replace(TrainerRun.read(log), usual_tokens=self.usual_tokens())
 
     def describe(self) -> str:

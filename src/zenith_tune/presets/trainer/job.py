@@ -55,7 +55,6 @@ class TrainerJob(HookedJob):
 
     arguments: Mapping[str, Any]
     options: frozenset[str] = frozenset()
-    """The names that the command has options for."""
     reads_options: bool = False
     """Whether the script reads any field of TrainingArguments from its command."""
     file: ArgumentFile | None = None
@@ -70,7 +69,6 @@ class TrainerJob(HookedJob):
 
     @property
     def is_known(self) -> bool:
-        """Whether what the script sets is known."""
         return self.trainer is not None or self.reads_options or self.file is not None
 
     @property
@@ -80,7 +78,6 @@ class TrainerJob(HookedJob):
 
     @property
     def accumulation(self) -> int:
-        """Passes of an update."""
         return self._whole(ACCUMULATION)
 
     @property
@@ -132,7 +129,6 @@ class TrainerJob(HookedJob):
         return self.num_generated % micro_batch == 0
 
     def takes(self, name: str) -> bool:
-        """Return whether a name that is no field of TrainingArguments can be given."""
         if self.dialect is not None:
             return name in self.dialect.keys
         return self.is_trl or name in self.options or (self.file is not None and name in self.file.values)
@@ -147,7 +143,6 @@ class TrainerJob(HookedJob):
         return bool(self.trainer.arguments.get(name, value) != value)
 
     def carrier(self, name: str) -> Carrier:
-        """Return by what an argument reaches the Trainer."""
         if self.file is not None:
             return Carrier.FILE
         if self.dialect is not None:
@@ -157,7 +152,6 @@ class TrainerJob(HookedJob):
         return Carrier.HOOK
 
     def carried(self, values: Mapping[str, Value], carrier: Carrier) -> dict[str, Value]:
-        """Return those of some values that reach the Trainer in one way."""
         return {name: value for name, value in values.items() if self.carrier(name) is carrier}
 
     def _whole(self, name: str) -> int:

@@ -35,7 +35,6 @@ class LiveTrainer:
 
     kind: str
     arguments: Mapping[str, Any]
-    """Fields of TrainingArguments."""
     world: int = 1
     gpus_of_process: int = 0
     """GPUs per process; above 1 torch's DataParallel runs."""
@@ -45,9 +44,7 @@ class LiveTrainer:
     """Whether the script had turned gradient checkpointing on before the Trainer could."""
     attention: str | None = None
     packages: frozenset[str] = frozenset()
-    """Optional packages that its interpreter has."""
     major_release: int = 0
-    """The major release of transformers."""
     compute: int = 0
     """The GPU's compute capability times ten; 0 without a GPU."""
 
@@ -209,7 +206,6 @@ class TrainerRun(HookedRun):
         return [statistics.fmean(times[begin : begin + size]) for begin in begins]
 
     def trainer_fault(self, asked: Mapping[str, Value]) -> str | None:
-        """Return in one line how this is not the Trainer that was asked for."""
         if self.trainer is None:
             seen = ", and the program was ended after its first optimizer steps" if self.trains_otherwise else ""
             return f"no Hugging Face Trainer found that trains{seen}: {NO_TRAINER_HINT}"

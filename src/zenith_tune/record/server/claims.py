@@ -41,7 +41,6 @@ class TunerIdentity:
 
     @classmethod
     def own(cls) -> TunerIdentity:
-        """Return who this process is."""
         fields = _stat(os.getpid())
         ticks = int(fields[_START_TICKS]) if fields else 0
         return cls(host=socket.gethostname(), machine=_machine(), pid=os.getpid(), start_ticks=ticks)
@@ -173,7 +172,6 @@ class Claims:
         self._write(f"delete from zenithtune_claims {which}", {"run": run, "claim": claim})
 
     def taken(self, runs: Iterable[str]) -> set[str]:
-        """Return those of some runs that somebody has claimed."""
         sql = "select run from zenithtune_claims where study_id = :study and run = any(:runs)"
         return {row.run for row in self._rows(sql, {"runs": list(runs)})}
 

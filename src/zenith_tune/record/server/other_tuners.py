@@ -33,7 +33,6 @@ class Heartbeat:
         return time.monotonic() - self._since
 
     def close(self) -> None:
-        """Stop the heartbeat."""
         self._is_over.set()
         self._thread.join()
 
@@ -136,7 +135,6 @@ class OtherTuners:
             return self._waiting.setdefault(run, wait).answer
 
     def give_back(self, claimed: RunKey) -> None:
-        """Give up a run that was claimed and not begun."""
         self._claims.end(run_key(claimed), is_free=True)
 
     def holds(self, asked: RunKey) -> bool:

@@ -23,20 +23,12 @@ _PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval"
 
 
 def is_server(url: str) -> bool:
-    """Tell whether an address is that of a database server.
-
-    >>> is_server("postgresql://host/studies"), is_server("sqlite:///studies.db")
-    (True, False)
-    """
+    """Tell whether an address is that of a database server."""
     return _scheme(url)[0] in _SCHEMES
 
 
 def database_path(url: str) -> Path | None:
-    """Return the file behind an SQLite URL, whichever way it is written; None for a server.
-
-    >>> database_path("sqlite+pysqlite:///out/studies.db?timeout=9")
-    PosixPath('out/studies.db')
-    """
+    """Return the file behind an SQLite URL, whichever way it is written; None for a server."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///?([^?]*)(?:\?.*)?", url, re.DOTALL)
     return Path(match[1]) if match else None
 
@@ -69,11 +61,7 @@ def connect_args(url: str) -> dict[str, int]:
 
 
 def passwords(url: str) -> list[str]:
-    """Return the password of an address, and the pieces that a driver may have taken for other parts of it.
-
-    >>> passwords("postgresql://me:a/long#one@host/studies")
-    ['a/long#one', 'long', 'one']
-    """
+    """Return the password of an address, and the pieces that a driver may have taken for other parts of it."""
     match = re.search(r"://[^/?#:@]*:(.*)@", url)
     if match is None:
         return []
@@ -81,11 +69,7 @@ def passwords(url: str) -> list[str]:
 
 
 def shown(url: str) -> str:
-    """Return an address without its password.
-
-    >>> shown("postgresql://me:pw@host/studies?password=pw")
-    'postgresql://me:***@host/studies?password=***'
-    """
+    """Return an address without its password."""
     masked = mask(url, find_secrets(url))
     # Up to the last @: SQLAlchemy takes any other one, and a slash, for a part of the password.
     masked = re.sub(r"(://[^/?#:@]*:).*@", rf"\1{MASK}@", masked)

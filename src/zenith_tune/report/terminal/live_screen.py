@@ -31,9 +31,7 @@ class ScreenRow:
     """The cells of a trial, and why it runs or how it went."""
 
     cells: Sequence[str]
-    """One for each of NAMES."""
     style: str
-    """The style of the state."""
     rest: str
 
 
@@ -116,7 +114,6 @@ class LiveScreen(RunningTrials):
         return ", ".join([*parts, *self.how_far()]) or "no value yet"
 
     def draw(self) -> DrawnTrials:
-        """Return what there is to see now."""
         ended = []
         for trial, label in list(self._recent):
             rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""

@@ -54,7 +54,6 @@ class RunningTrial:
 
     @property
     def duration_s(self) -> float:
-        """Seconds since it was started."""
         return time.monotonic() - self.start_s
 
 
@@ -71,7 +70,6 @@ class RunningTrials(StudyListener):
         self._first_state = FIRST_STATE
 
     def begin(self, study: Study, pace: StudyPace, first_state: str = FIRST_STATE) -> None:
-        """Follow a study."""
         self.study, self.pace, self._first_state = study, pace, first_state
         self._left.expect(pace.left_s(study))
 
@@ -119,5 +117,4 @@ class RunningTrials(StudyListener):
         return [] if self.study is None else self.pace.describe(self.study, self._left.left_s)
 
     def bar(self) -> str:
-        """Return the trials that are done as a bar."""
         return "" if self.study is None else self.pace.bar(self.study)

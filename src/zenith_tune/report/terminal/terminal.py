@@ -37,11 +37,7 @@ MARGIN = 6
 
 
 def gain_text(gain: float) -> str:
-    """Write a gain as a percentage, small ones with a digit more.
-
-    >>> gain_text(0.384), gain_text(0.021)
-    ('+38%', '+2.1%')
-    """
+    """Write a gain as a percentage, small ones with a digit more."""
     return f"{gain:+.0%}" if abs(gain) >= 0.1 else f"{gain:+.1%}"
 
 

@@ -44,7 +44,6 @@ class GangOrder:
     """Hosts that the command goes to by itself, which must answer before it starts."""
 
     def as_command(self) -> str:
-        """Return the command by which this machine runs it."""
         return shlex.join([sys.executable, "-m", __name__, json.dumps(asdict(self))])
 
 

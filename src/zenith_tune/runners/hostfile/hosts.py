@@ -101,12 +101,7 @@ def last_line(text: bytes) -> str:
 
 
 class HostPool:
-    """Whole hosts, given out in the order of the hostfile; one that failed only where there are too few others.
-
-    >>> pool = HostPool({"n1": 8, "n2": 8, "n3": 4})
-    >>> pool.take(Resources(nodes=2, gpus_per_node=8)), pool.take(Resources(gpus_per_node=8)), pool.take(Resources())
-    (['n1', 'n2'], None, ['n3'])
-    """
+    """Whole hosts, given out in the order of the hostfile; one that failed only where there are too few others."""
 
     def __init__(self, slots: Mapping[str, int]) -> None:
         self.slots = dict(slots)

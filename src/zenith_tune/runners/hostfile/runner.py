@@ -201,7 +201,6 @@ class HostfileRunner(LocalRunner):
         return HostfileJob(self, request)
 
     def shells(self, hosts: list[str]) -> list[HostShell]:
-        """Return the shells of these hosts."""
         return [HostShell(name=name, ssh=self.ssh) for name in hosts]
 
     def recover(self, folder: Path) -> JobResult | None:

@@ -38,11 +38,7 @@ _MOST_GPUS = 1024
 
 
 def gang_command(command: str, num_nodes: int, address: str, port: int) -> str:
-    """Return the command that each node starts; NODE_RANK in it is to be replaced by the node's own number.
-
-    >>> gang_command("torchrun train.py", 2, "n1", 29511)
-    'torchrun --nnodes 2 --node-rank ZENITHTUNE-NODE-RANK --master-addr n1 --master-port 29511 train.py'
-    """
+    """Return the command that each node starts; NODE_RANK in it is to be replaced by the node's own number."""
     launcher = ParsedCommand.of(command).launcher
     meeting = Meeting(str(num_nodes), NODE_RANK, shlex.quote(address), str(port))
     if launcher is not None and (launcher.kind == TORCHRUN or (launcher.kind == ACCELERATE and num_nodes > 1)):
@@ -152,11 +148,7 @@ def check_gang_command(command: str, num_nodes: int) -> None:
 
 
 def most_gangs(rooms: Sequence[int], nodes: int) -> int:
-    """Return how many gangs of `nodes` different nodes fit, where node i has room for rooms[i] of their parts.
-
-    >>> most_gangs([4, 4], 1), most_gangs([4, 1], 2), most_gangs([2, 2, 2], 2)
-    (8, 1, 3)
-    """
+    """Return how many gangs of `nodes` different nodes fit, where node i has room for rooms[i] of their parts."""
     # k gangs fit exactly if k parts of each gang find their nodes when no node takes two parts of one gang.
     gangs = 0
     while sum(min(room, gangs + 1) for room in rooms) >= (gangs + 1) * nodes:
@@ -219,11 +211,7 @@ _OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "SLURM_", "RAY_", "PYTEST_", "VSCODE_"
 
 
 def portable(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a job takes along.
-
-    >>> portable({"PATH": "/bin", "SSH_TTY": "/dev/pts/1", "NCCL_DEBUG": "INFO", "BASH_FUNC_x%%": "() {"})
-    {'PATH': '/bin', 'NCCL_DEBUG': 'INFO'}
-    """
+    """Return the variables that a job takes along."""
     return {
         name: value
         for name, value in environment.items()

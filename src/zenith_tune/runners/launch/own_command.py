@@ -25,9 +25,6 @@ def own_command(command: str, *, gpus: str = "", port: str = "") -> str:
 
     Both are written for the shell. Without `gpus` the command finds its own. One without a launcher has both from
     its environment, and what it sets there itself is replaced.
-
-    >>> own_command("deepspeed --num_gpus 2 --master_port 29500 train.py", gpus="2,3", port="41234")
-    'deepspeed --master_port 41234 --include localhost:2,3 train.py'
     """
     command = with_variables(command, {name: value for name, value in ((GPUS, gpus), (PORT, port)) if value})
     launcher = ParsedCommand.of(command).launcher

@@ -54,7 +54,6 @@ class Process(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
         return self.state not in "ZX"
 
 
@@ -241,9 +240,5 @@ exit 1
 
 
 def end_arguments(value: str, grace_s: float, variable: str = MARK) -> list[str]:
-    """Return what END_MARKED is started with.
-
-    >>> end_arguments("trial-1", 5.0)
-    ['ZENITHTUNE_TRIAL_FOLDER=trial-1', '50']
-    """
+    """Return what END_MARKED is started with."""
     return [f"{variable}={value}", str(round(grace_s * 10))]

@@ -20,11 +20,7 @@ GpuSample = tuple[str, float, float | None]
 
 
 def parse_samples(text: str) -> list[GpuSample]:
-    """Return a sample for each GPU that reports how busy it is.
-
-    >>> parse_samples("0, 97, 612.40\\n1, [N/A], 80.00\\n2, 95, [N/A]\\n")
-    [('0', 0.97, 612.4), ('2', 0.95, None)]
-    """
+    """Return a sample for each GPU that reports how busy it is."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return [
         (row[0], float(row[1]) / 100, float(row[2]) if _is_number(row[2]) else None)

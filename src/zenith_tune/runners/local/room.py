@@ -20,9 +20,6 @@ def gpu_sets(gpus: Sequence[str], num_per_set: int, topology: Topology | None = 
 
     A set lies inside one island of NVLinks where one has room for it. What islands have left over makes further sets,
     the nearest GPUs together; and a set that is larger than any island is made of whole islands first.
-
-    >>> gpu_sets(["0", "1", "2", "3", "4"], 2)
-    [('0', '1'), ('2', '3')]
     """
     islands = topology.islands if topology is not None else [list(range(len(gpus)))]
     sets: list[list[int]] = []
@@ -114,7 +111,6 @@ class Slot:
         return f"GPU {','.join(self.gpus)}" if self.gpus else ""
 
     def command(self, command: str) -> str:
-        """Return the command as it runs here."""
         return own_command(command, gpus=",".join(self.gpus), port="" if self.port is None else str(self.port))
 
     def environment(self) -> dict[str, str]:
@@ -128,12 +124,7 @@ T = TypeVar("T")
 
 
 class SlotPool(Generic[T]):
-    """Slots, none handed to two trials at once.
-
-    >>> pool = SlotPool(["n1", "n2"])
-    >>> pool.take(lambda slot: slot != "n1"), pool.take(lambda slot: slot != "n2")
-    ('n2', 'n1')
-    """
+    """Slots, none handed to two trials at once."""
 
     def __init__(self, slots: Sequence[T]) -> None:
         self._free = list(slots)
@@ -148,7 +139,6 @@ class SlotPool(Generic[T]):
             return slot
 
     def give_back(self, slot: T) -> None:
-        """Take a slot back."""
         with self._changed:
             self._free.append(slot)
             self._changed.notify()
@@ -214,6 +204,5 @@ class LocalRoom:
             return port
 
     def give_back(self, slot: Slot) -> None:
-        """Take a slot back."""
         if self._gpu_sets is not None and slot.gpus:
             self._gpu_sets.give_back(slot.gpus)

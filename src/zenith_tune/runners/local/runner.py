@@ -158,7 +158,6 @@ class LocalJob(Job):
             self.request.on_state(f"running on {self.slot.place}")
 
     def watch_gpus(self) -> None:
-        """Look at its GPUs from now on."""
         self._gpus = GpuWatch(self.slot.gpus or named_gpus(os.environ))
 
     def usage(self) -> dict[str, float]:

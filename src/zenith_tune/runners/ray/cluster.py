@@ -54,7 +54,6 @@ class RayCluster:
 
     @property
     def ray(self) -> Any:
-        """The module, connected."""
         with self._connecting:
             if self._ray is None:
                 self._ray = self._connected()
@@ -181,11 +180,7 @@ def _why_silent(place: tuple[str, int], limit_s: float) -> str | None:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address, before Ray is asked, which takes a second to load.
-
-    >>> for address in ("auto", "10.0.0.7:6379", "[fd00::7]:6379", "ray://head:10001"):
-    ...     check_address(address)
-    """
+    """Refuse what is no address, before Ray is asked, which takes a second to load."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[1] or 1) < 1 << 16:
         problem = "a Ray cluster's address must be auto, HOST:PORT or ray://HOST:PORT"

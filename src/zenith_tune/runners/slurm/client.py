@@ -39,11 +39,7 @@ def _expanded(part: str) -> list[str]:
 
 
 def fields(line: str) -> dict[str, str]:
-    """Read one line of `scontrol --oneliner`; a value may hold blanks.
-
-    >>> fields("NodeName=n1 OS=Linux 6.1 #1 SMP State=IDLE+DRAIN Reason=bad fan")["OS"]
-    'Linux 6.1 #1 SMP'
-    """
+    """Read one line of `scontrol --oneliner`; a value may hold blanks."""
     found = list(_FIELD.finditer(line))
     ends = [*(each.start() for each in found[1:]), len(line)]
     return {each[1]: line[each.end() : end].strip() for each, end in zip(found, ends, strict=False)}  # none: no field
@@ -69,11 +65,7 @@ def duration_s(text: str) -> float | None:
 
 
 def megabytes(text: str) -> int | None:
-    """Return the MB of a memory size such as 64G; None for one that is not understood.
-
-    >>> [megabytes(text) for text in ("1000", "64G", "2T", "all")]
-    [1000, 65536, 2097152, None]
-    """
+    """Return the MB of a memory size such as 64G; None for one that is not understood."""
     match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text.strip(), re.IGNORECASE)
     if match is None:
         return None
@@ -181,16 +173,13 @@ class SlurmClient:
         return [step_id.strip() for step_id, _, shown in rows if shown.strip() == name]
 
     def job(self, job_id: str) -> list[dict[str, str]]:
-        """Return all that is known of one job."""
         return self._records("job", job_id)
 
     def node_groups(self, job_id: str) -> list[dict[str, str]]:
-        """Return what a job has on each of its groups of nodes."""
         lines = self._call(["scontrol", "--details", "show", "job", job_id]).splitlines()
         return [each for each in map(fields, lines) if "CPU_IDs" in each and "Nodes" in each]
 
     def partitions(self) -> list[dict[str, str]]:
-        """Return every partition."""
         return self._records("partition")
 
     def nodes(self, names: Sequence[str] = ()) -> list[dict[str, str]]:

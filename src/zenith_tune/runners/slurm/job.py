@@ -264,7 +264,6 @@ class SlurmWatcher:
 
     @property
     def is_blind(self) -> bool:
-        """Whether nobody looks any more."""
         return self._error is not None
 
     def reset(self) -> None:
@@ -272,7 +271,6 @@ class SlurmWatcher:
         self._error = None
 
     def add(self, job: SlurmJob) -> None:
-        """Watch a job until it is removed."""
         with self.changed:
             self._jobs[job.job_id] = job
             if self._thread is None:
@@ -281,7 +279,6 @@ class SlurmWatcher:
         self.ring()
 
     def remove(self, job: SlurmJob) -> None:
-        """Forget a job."""
         with self.changed:
             self._jobs.pop(job.job_id, None)
 

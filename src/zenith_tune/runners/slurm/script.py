@@ -39,12 +39,7 @@ class Launch(StrEnum):
 
     @classmethod
     def of(cls, command: str, num_nodes: int) -> Launch:
-        """Return how a command is launched, by the program that it starts with.
-
-        >>> commands = ("srun python t.py", "torchrun t.py", "deepspeed --launcher slurm t.py")
-        >>> [str(Launch.of(command, 2)) for command in commands]
-        ['once', 'each-node', 'hostfile']
-        """
+        """Return how a command is launched, by the program that it starts with."""
         parsed = ParsedCommand.of(command)
         words = [token for token in parsed.tokens if isinstance(token, Word)]
         if parsed.found_target is not None:
@@ -57,11 +52,7 @@ class Launch(StrEnum):
 
 
 def launched_command(command: str, launch: Launch, needs: Resources) -> str:
-    """Return the command as the job runs it: its launcher on the job's nodes and GPUs, and at the job's port.
-
-    >>> launched_command("deepspeed --num_gpus 4 train.py", Launch.ONCE, Resources())
-    'deepspeed --master_port "$MASTER_PORT" --num_gpus 4 train.py'
-    """
+    """Return the command as the job runs it: its launcher on the job's nodes and GPUs, and at the job's port."""
     gpus = given_gpus(needs.gpus_per_node) if needs.gpus_per_node else ""  # Slurm may have given the whole node
     if needs.nodes == 1:
         return own_command(command, gpus=gpus, port=_PORT)
@@ -186,7 +177,6 @@ class SlurmScript:
     """Seconds that what the command left has between SIGTERM and SIGKILL."""
 
     def text(self) -> str:
-        """Return the script."""
         mark = f"{MARK}={shlex.quote(str(self.folder))}"
         return _SCRIPT.format(
             folder=shlex.quote(str(self.folder)),

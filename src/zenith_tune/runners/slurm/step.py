@@ -197,7 +197,6 @@ class SlurmSteps:
         return self._slots.take(lambda slot: not set(needs.avoid) & set(slot.nodes))
 
     def give_back(self, slot: StepSlot | None) -> None:
-        """Take a slot back."""
         if self._slots is not None and slot is not None:
             self._slots.give_back(slot)
 

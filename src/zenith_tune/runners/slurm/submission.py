@@ -100,7 +100,6 @@ class SlurmSubmission:
         return content if content.get("scheduler") == "slurm" else {}
 
     def note(self, **content: Any) -> None:
-        """Write job.json."""
         begun = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self._files.job, {"scheduler": "slurm", "job": None, **content, "submitted": begun})
 

@@ -70,20 +70,12 @@ def ended(end: End, code: int | None = None, *, reason: str = "") -> JobResult:
 
 
 def never_starts(reason: str) -> bool:
-    """Tell whether a pending job with this reason would wait for ever.
-
-    >>> never_starts("PartitionNodeLimit"), never_starts("Resources"), never_starts("QOSMaxJobsPerUserLimit")
-    (True, False, False)
-    """
+    """Tell whether a pending job with this reason would wait for ever."""
     return _NEVER.fullmatch(reason.strip("()").replace(" ", "_")) is not None
 
 
 def describe_status(status: JobStatus) -> str:
-    """Return a job's state for people.
-
-    >>> describe_status(JobStatus(job_id="7", state="PENDING", reason="Resources"))
-    'pending (Resources)'
-    """
+    """Return a job's state for people."""
     if status.state in WAITING:
         reason = "" if status.reason in ("", "None") else f" ({status.reason})"
         return f"{status.state.lower()}{reason}"
@@ -114,11 +106,7 @@ def judge(status: JobStatus, record: SlurmRecord, scheduler_code: int | None) ->
 
 
 def exit_code(text: str) -> int | None:
-    """Read Slurm's `code:signal` as a shell would report it.
-
-    >>> exit_code("3:0"), exit_code("0:9"), exit_code("")
-    (3, 137, None)
-    """
+    """Read Slurm's `code:signal` as a shell would report it."""
     code, _, signum = text.partition(":")
     if not code.isdecimal() or not (signum or "0").isdecimal():
         return None

@@ -26,14 +26,7 @@ MAX_VALUE = 1 << 16
 
 @dataclass(slots=True)
 class Budget:
-    """The amount of text that one command, with all the scripts that it leads to, may still have read.
-
-    >>> budget = Budget(num_commands=1)
-    >>> budget.take_command()
-    >>> budget.take_command()
-    Traceback (most recent call last):
-    zenith_tune.errors.CommandError: its scripts come to more than 20000 commands
-    """
+    """The amount of text that one command, with all the scripts that it leads to, may still have read."""
 
     num_bytes: int = MAX_BYTES
     num_commands: int = MAX_COMMANDS
@@ -41,14 +34,12 @@ class Budget:
     """The reason why something was not read; empty where all was."""
 
     def take_text(self, text: str) -> None:
-        """Take a text that is to be read."""
         self.num_bytes -= len(text)
         if self.num_bytes < 0:
             raise self.refusal(f"its scripts come to more than {MAX_BYTES >> 10} KiB")
         self.take_command(20)  # what opening a script costs
 
     def take_command(self, count: int = 1) -> None:
-        """Take a command that is followed."""
         self.num_commands -= count
         if self.num_commands < 0:
             raise self.refusal(f"its scripts come to more than {MAX_COMMANDS} commands")
@@ -111,7 +102,6 @@ class ShellVariables:
     budget: Budget = field(default_factory=Budget)
 
     def child(self, arguments: Sequence[str]) -> Self:
-        """Return the variables of a script that is started from here."""
         child = self.copy()
         child.give(arguments)
         return child
@@ -186,7 +176,6 @@ class ShellVariables:
             self.values.pop(name, None)
 
     def expand(self, word: Word) -> list[str]:
-        """Return the words that the shell would make of one."""
         return list(self._fields(word.parts))
 
     def joined(self, word: Word) -> str:
@@ -194,7 +183,6 @@ class ShellVariables:
         return " ".join(self._fields(word.parts, splits=False))
 
     def words(self, text: str) -> list[str]:
-        """Return the words of a text, as in the brackets of a list."""
         return [value for token in lex(text) if isinstance(token, Word) for value in self.expand(token)]
 
     def _fields(self, parts: Sequence[Part], *, splits: bool = True) -> Iterator[str]:

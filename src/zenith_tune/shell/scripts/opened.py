@@ -128,11 +128,7 @@ def _changes(text: str, written: Sequence[tuple[Word, list[str]]], new: list[str
 
 
 def _keys(words: Sequence[str]) -> list[str]:
-    """Return what the words of two commands are matched by: an option's value counts as that option's, whatever it is.
-
-    >>> _keys(["python", "train.py", "--lr", "1"])
-    ['python', 'train.py', '--lr', '--lr=']
-    """
+    """Return what the words of two commands are matched by: an option's value counts as that option's."""
     return [f"{before}=" if before[:1] == "-" != word[:1] else word for before, word in pairwise(["", *words])]
 
 

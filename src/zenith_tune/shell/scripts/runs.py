@@ -99,10 +99,6 @@ def find_runs(
     """Follow a command and its scripts as far as they can be read; what was found by then stays found.
 
     With `is_open` a variable that is set nowhere may be set all the same, and stays as it is written.
-
-    >>> reading = find_runs("LR=2; python train.py --lr $LR", lambda words, at: words[at] == "train.py")
-    >>> reading.runs[0].launcher, reading.runs[0].arguments
-    (('python',), ('--lr', '2'))
     """
     environment = os.environ if environment is None else environment
     walk = _Walk(ShellVariables(environment=environment, is_open=is_open), is_program)

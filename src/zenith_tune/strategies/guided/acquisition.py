@@ -201,9 +201,5 @@ class Acquisition:
 
 
 def _seconds(log_step: float, sd: float) -> str:
-    """Write a step by its logarithm, with half of its 90% range.
-
-    >>> _seconds(0.0, 0.1)
-    '1 s ±18% (90%)'
-    """
+    """Write a step by its logarithm, with half of its 90% range."""
     return f"{math.exp(log_step):.3g} s ±{math.expm1(TO_90 * sd):.0%} (90%)"

@@ -142,7 +142,6 @@ class TimePosterior:
 @dataclass(frozen=True, slots=True)
 class _Fit:
     log_density: float
-    """Log density of the trials, up to a constant."""
     misfit: float
     own: FloatArray
     slow: float

@@ -99,8 +99,6 @@ class GuidedStrategy(TuningStrategy):
 
 
 class _Search:
-    """One guided study."""
-
     def __init__(self, job: TunedJob, strategy: GuidedStrategy) -> None:
         if job.subject is None:
             raise UsageError(f"strategy guided needs to know model and cluster, but {job.unplanned}")

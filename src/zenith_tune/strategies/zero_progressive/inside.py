@@ -24,13 +24,7 @@ Known = Sequence[tuple[Mapping[str, Value], float]]
 
 
 class Proposals:
-    """Points that differ from `base` in the keys of `axes`, none twice.
-
-    >>> axes = {"overlap_comm": (True, False), "reduce_scatter": (True, False)}
-    >>> points = Proposals("grid", axes, {"stage": 2, "overlap_comm": True, "reduce_scatter": True})
-    >>> [tuple(point.values()) for point in points.next(3, [], Direction.MAXIMIZE)]
-    [(2, True, False), (2, False, True), (2, False, False)]
-    """
+    """Points that differ from `base` in the keys of `axes`, none twice."""
 
     def __init__(self, kind: str, axes: Mapping[str, Sequence[Value]], base: Params, seed: int = 0) -> None:
         self._kind, self._axes = kind, axes

@@ -39,11 +39,7 @@ class Rung:
 
     @property
     def name(self) -> str:
-        """The name in summaries.
-
-        >>> Rung(base={"stage": 2, "mbs": 1, "offload_optimizer": "cpu"}).name
-        'stage 2, offload_optimizer'
-        """
+        """The name in summaries."""
         modes = [name for name in MEMORY_MODES if is_saving(self.base.get(name, False)) and matters(name, self.stage)]
         return ", ".join([f"stage {self.stage}", *modes, *(["small buffers"] if self.is_lean else [])])
 
@@ -84,11 +80,7 @@ def rungs(choices: Choices) -> Iterator[Rung]:
 
 
 def least(name: str, values: Sequence[Value]) -> Value:
-    """Return the choice of a key that takes the least memory, such as a small bucket; the first where none does.
-
-    >>> least("reduce_bucket_size", (500, 50)), least("overlap_comm", (True, False)), least("mbs", (2, 1))
-    (50, False, 2)
-    """
+    """Return the choice of a key that takes the least memory, such as a small bucket; the first where none does."""
     is_size = name in AXES and name not in MEMORY_MODES and not isinstance(AXES[name].choices[0], str)
     return min(values) if is_size and not any(isinstance(value, str) for value in values) else values[0]
 
@@ -97,14 +89,6 @@ class EdgeSearch:
     """A bisection that begins with a guess; no edge takes more than ceil(log2 n) + 1 looks.
 
     Of the looks that keep this bound, the one nearest to the guess is taken: where it is right, two often do.
-
-    >>> search = EdgeSearch(10, guess=6)
-    >>> looks = []
-    >>> while (index := search.next()) is not None:
-    ...     looks.append(index)
-    ...     search.observe(index, index <= 6)
-    >>> looks, search.edge
-    ([6, 7], 6)
     """
 
     def __init__(self, num_candidates: int, guess: int | None = None) -> None:
@@ -135,21 +119,12 @@ class EdgeSearch:
 
 
 def most_looks(num_candidates: int) -> int:
-    """Return ceil(log2 n) + 1, or 0 where there is nothing to look at.
-
-    >>> [most_looks(n) for n in (0, 1, 2, 3, 8, 9)]
-    [0, 1, 2, 3, 4, 5]
-    """
+    """Return ceil(log2 n) + 1, or 0 where there is nothing to look at."""
     return (num_candidates - 1).bit_length() + 1 if num_candidates else 0
 
 
 class Growth:
-    """The values of runs that differ only in their micro-batch.
-
-    >>> growth = Growth({1: 10.0, 2: 15.0}, Direction.MAXIMIZE)
-    >>> round(growth.expected_gain(2, 4), 3)
-    0.333
-    """
+    """The values of runs that differ only in their micro-batch."""
 
     def __init__(self, values: Mapping[int, float], direction: Direction) -> None:
         self.values = dict(sorted(values.items()))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from zenith_tune.errors import CommandError
+from zenith_tune.presets.megatron.documented.command import find_swift_run, runs_megatron
 from zenith_tune.presets.megatron.documented.preset import MegatronPreset
 from zenith_tune.strategies.megatron_heuristic import MegatronHeuristicStrategy
 from zenith_tune.study.parameters import Params
@@ -189,3 +190,17 @@ def test_the_bundled_trainer_takes_what_is_set(preset: MegatronPreset, point: Pa
     done = subprocess.run(shlex.split(preset.apply_parameters(command, point)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert preset.evaluator().evaluate(done.stdout, {}) > 0
+
+
+def test_megatron_swift_is_recognised_by_sft() -> None:
+    assert runs_megatron("NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B")
+    assert not runs_megatron(
+        "swift sft --model Qwen/Qwen3-8B"
+    )  # trains with transformers, and takes none of the options
+
+
+def test_a_run_of_megatron_swift_is_found_with_its_variables() -> None:
+    run = find_swift_run("export NPROC_PER_NODE=8; megatron sft --micro_batch_size 2")
+    assert run is not None
+    assert run.variables["NPROC_PER_NODE"] == "8"
+    assert run.arguments == ("sft", "--micro_batch_size", "2")

@@ -24,13 +24,7 @@ FAKE_TRAINER = re.compile(_WORD + r"fake_megatron_train\.py\b")
 
 
 def runs_megatron(command: str) -> bool:
-    """Return whether `command` names Megatron-SWIFT, a pretrain script of Megatron-LM, or the bundled fake trainer.
-
-    >>> runs_megatron("NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B")
-    True
-    >>> runs_megatron("swift sft --model Qwen/Qwen3-8B")  # trains with transformers, and takes none of the options
-    False
-    """
+    """Return whether `command` names Megatron-SWIFT, a pretrain script of Megatron-LM, or the bundled fake trainer."""
     return any(pattern.search(command) for pattern in (_MEGATRON_SWIFT, _PRETRAIN_SCRIPT, FAKE_TRAINER))
 
 
@@ -56,12 +50,7 @@ _CLI = re.compile(r"(?:^|[/.])swift[/.]cli[/.]_megatron[/.]")
 
 
 def find_swift_run(command: str) -> ProgramRun | None:
-    """Return the first run of `megatron sft` that a command leads to, or None.
-
-    >>> run = find_swift_run("export NPROC_PER_NODE=8; megatron sft --micro_batch_size 2")
-    >>> run.variables["NPROC_PER_NODE"], run.arguments
-    ('8', ('sft', '--micro_batch_size', '2'))
-    """
+    """Return the first run of `megatron sft` that a command leads to, or None."""
     return next(iter(find_runs(command, _is_swift).runs), None)
 
 
@@ -84,7 +73,6 @@ class MegatronCommand:
 
     @cached_property
     def full(self) -> str:
-        """What it runs."""
         return in_full(self.text) if self.text else ""
 
     @cached_property
@@ -94,12 +82,10 @@ class MegatronCommand:
 
     @property
     def has_layout_variable(self) -> bool:
-        """Whether it runs such a script."""
         return self.fixed != self.full
 
     @property
     def is_swift(self) -> bool:
-        """Whether it runs ms-swift."""
         return runs_ms_swift(self.full)
 
 

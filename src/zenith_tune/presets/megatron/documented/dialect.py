@@ -49,11 +49,7 @@ class SwiftVersion:
 
 
 def swift_version(command: str) -> SwiftVersion:
-    """Return the version that a command is written for: by its options, else the installed one, else 4.
-
-    >>> swift_version("megatron sft --save_interval 100").major
-    3
-    """
+    """Return the version that a command is written for: by its options, else the installed one, else 4."""
     line = ParsedCommand.of(command)
     signs = {3: list(filter(line.has, RENAMED)), 4: list(filter(line.has, RENAMED.values()))}
     if len(signs[3]) != len(signs[4]):
@@ -68,11 +64,7 @@ def swift_version(command: str) -> SwiftVersion:
 
 
 def log_option(command: str) -> str | None:
-    """Return the option by which a command prints every iteration, where it is certain to be known there.
-
-    >>> log_option("megatron sft --save_steps 100"), log_option("python pretrain_gpt.py"), log_option("python mine.py")
-    ('--logging-steps', '--log-interval', None)
-    """
+    """Return the option by which a command prints every iteration, where it is certain to be known there."""
     line, steps = ParsedCommand.of(command), RENAMED[LOG_INTERVAL]
     if (given := next(filter(line.has, (LOG_INTERVAL, steps)), None)) is not None:
         return given
@@ -94,11 +86,7 @@ def interleaving(layout: Layout, command: str, num_layers: int | None) -> Wanted
 
 
 def with_underscores(edited: str, command: str, options: Iterable[str]) -> str:
-    """Return the edited command with underscores in the options that were added, if the command has no own spelling.
-
-    >>> with_underscores("megatron sft --micro-batch-size 2", "megatron sft", ["--micro-batch-size"])
-    'megatron sft --micro_batch_size 2'
-    """
+    """Return the edited command with underscores in the options that were added, if the command has no own spelling."""
     if _has_own_spelling(command):
         return edited
     for option in options:
@@ -150,11 +138,7 @@ _MS_SWIFT_TAKES: Mapping[str, Value] = {**_ONES, "mbs": 1, "gbs": 16, "recompute
 
 
 def own_values(command: str) -> dict[str, Value]:
-    """Return the values that a command stands for, by its options and its program's defaults, as far as they are known.
-
-    >>> own_values("python fake_megatron_train.py --micro-batch-size 2")["mbs"], own_values("bash train.sh")
-    (2, {})
-    """
+    """Return the values that a command stands for, by its options and its program's defaults, where they are known."""
     line = ParsedCommand.of(command)
     if runs_ms_swift(command):
         taken = dict(_MS_SWIFT_TAKES)
@@ -184,13 +168,7 @@ def edit_command(command: str, values: Mapping[str, Value], wanted: Wanted) -> s
 
 
 def describes_dense_model(command: str) -> bool:
-    """Return whether a command describes its whole model by options, and none of them is about experts.
-
-    >>> describes_dense_model("python pretrain_gpt.py --num-layers 16 --hidden-size 2048")
-    True
-    >>> describes_dense_model("bash train.sh")
-    False
-    """
+    """Return whether a command describes its whole model by options, and none of them is about experts."""
     run = find_pretrain_run(command)
     if run is None or run.extended:
         return False

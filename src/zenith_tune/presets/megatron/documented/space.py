@@ -124,7 +124,6 @@ class MegatronSpace(PointSpace):
         return (*documented, *vision, *((SELECTIVE_ONCE,) if self.selective_alone else ()))
 
     def parameters(self) -> dict[str, Parameter]:
-        """Return the search space."""
         sizes = _powers_of_two(self.n_gpus)
         micro_batches = [mbs for mbs in _powers_of_two(self.mbs_max) if self.gbs % mbs == 0]
         chunks = {"vp": CategoricalParameter(_powers_of_two(self.vp_max))} if self.vp_max > 1 else {}
@@ -153,7 +152,6 @@ class MegatronSpace(PointSpace):
         )
 
     def layouts(self, table: PointTable, *, zero: int = 0, sequence_parallel: Any = False) -> LayoutBatch:
-        """Return the same of many points, with what the command says."""
         from zenith_tune.layouts.layout_batch import laid_over
 
         columns: dict[str, Any] = {name: table[name] for name in (*SIZES, "vp", "mbs") if name in table}

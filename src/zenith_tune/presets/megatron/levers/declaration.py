@@ -31,7 +31,6 @@ class Situation:
 
     @property
     def has_engine(self) -> bool:
-        """Whether Transformer Engine is used."""
         return not is_local(self.job.args)
 
     @property
@@ -46,7 +45,6 @@ class Situation:
 
     @property
     def dispatcher(self) -> str:
-        """How tokens reach their experts."""
         return self.job.args.text("--moe-token-dispatcher-type") or "allgather"
 
     def variable(self, name: str) -> str:
@@ -77,11 +75,9 @@ class MegatronLever(LeverDeclaration[Situation]):
 
     @property
     def switch(self) -> str:
-        """The option that turns it on."""
         return next(iter(self.sets))
 
     def is_on(self, job: MegatronJob) -> bool:
-        """Return whether the command has it already."""
         args = job.args
         return args.first(*self.sets) is not None and all(
             not args.has(option)

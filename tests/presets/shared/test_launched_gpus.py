@@ -1,0 +1,12 @@
+"""The examples of launched gpus."""
+
+from __future__ import annotations
+
+from zenith_tune.presets.shared.launched_gpus import launched_resources
+from zenith_tune.study.resources import Resources
+
+
+def test_a_launcher_starts_on_nodes_with_gpus() -> None:
+    assert launched_resources("torchrun --nnodes 2 --nproc-per-node 4 train.py") == Resources(
+        nodes=2, gpus_per_node=4, avoid=()
+    )
