@@ -85,28 +85,29 @@ def test_steps_and_iterations_are_counted_as_they_ran() -> None:
     assert (found.num_iterations, len(found.values)) == (9, 9 - NUM_FIRST)
 
 
-@pytest.mark.parametrize("noise", [0.0003, 0.003, 0.02])
-def test_the_error_is_honest(noise: float) -> None:
+@pytest.mark.parametrize("noise", [0.0003, 0.003, 0.006])
+def test_the_error_is_honest_where_anything_is_stated(noise: float) -> None:
     is_held, errors = [], []
-    for seed in range(100):
-        found = progress(run_log(8, noise=noise, seed=seed))
-        assert found.latest is not None
-        is_held.append(abs(found.latest / TRUE_S - 1) <= 1.645 * found.error)
-        errors.append(found.error)
-    assert statistics.fmean(is_held) >= 0.9
+    for seed in range(200):
+        found = MegatronEvaluator("step_time").progress(run_log(8, noise=noise, seed=seed), {})
+        if found is not None and found.latest is not None:
+            is_held.append(abs(found.latest / TRUE_S - 1) <= 1.645 * found.error)
+            errors.append(found.error)
+    assert statistics.fmean(is_held) >= 0.9 and len(is_held) >= 50
     # The line is extended fourfold: noise grows, and is at least what two steps may agree by chance.
-    assert max(noise, 0.001) < statistics.median(errors) < 6 * max(noise, 0.001)
+    assert max(noise, 0.001) < statistics.median(errors) <= 6 * max(noise, 0.001)
 
 
-def test_a_line_through_noise_says_nothing() -> None:
+@pytest.mark.parametrize("noise", [0.03, 0.3])
+def test_a_line_through_noise_says_nothing(noise: float) -> None:
     evaluator = MegatronEvaluator("step_time")
-    assert evaluator.progress(run_log(8, noise=0.3, seed=1), {}) is None
-    found = evaluator.progress(run_log(12, noise=0.3, seed=1), {})
-    assert found is not None and found.latest == pytest.approx(TRUE_S, rel=0.5)
+    assert evaluator.progress(run_log(8, noise=noise, seed=1), {}) is None
+    found = evaluator.progress(run_log(12, noise=noise, seed=1), {})
+    assert found is not None and found.latest == pytest.approx(TRUE_S, rel=2 * noise)
 
 
 def test_whole_steps_sharpen_the_line() -> None:
-    errors = [progress(run_log(num, noise=0.03, seed=1)).error for num in (8, 10, 20)]
+    errors = [progress(run_log(num, noise=0.004, seed=1)).error for num in (8, 10, 20)]
     assert errors[0] > errors[1] > errors[2]
 
 
