@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.describe.fake_smi import install_machine
+from tests.describe.smi_samples import listed, matrix, uniform
 from tests.mentions import mentions
 from tests.requirements import need_module
 from zenith_tune import PresetTuner
@@ -87,6 +89,28 @@ def test_everything_is_read_from_the_command() -> None:
 def test_the_ranks_are_those_that_the_command_starts(command: str, num_ranks: int) -> None:
     assert bound(command).space.read.job.num_ranks == num_ranks
     assert bound(command, n_gpus=8).space.read.job.num_ranks == 8
+
+
+LARGE = (
+    "torchrun --nproc-per-node 8 mimo_train.py --bf16 --encoder-layers 4 --encoder-hidden 1024 --encoder-heads 16"
+    " --patches 256 --llm-layers 4 --llm-hidden 4096 --llm-heads 32 --seq-length 4096 --vocab-size 32000"
+)
+
+
+@pytest.mark.parametrize("backend", ["", " --backend megatron"])
+def test_a_cluster_decides_by_its_gpus_links_and_memory(backend: str) -> None:
+    command = LARGE + backend
+    h100, b200, l40s = (bound(command, cluster=name).space for name in ("h100x8", "b200x8", "l40sx8"))
+    device = h100.read.job.device
+    assert device.share == 1.0 and device.fast_domain == 8 and device.fast_link.bytes_per_s > 1e11
+    assert 70 * 2**30 < device.memory_bytes < 80 * 2**30
+    assert all(each.memory_bytes <= device.memory_bytes for each in h100.plan.ranked)
+    best = [space.plan.ranked[0].step_s for space in (b200, h100, l40s)]
+    assert best == sorted(best) and best[0] < 0.7 * best[1] and 0.1 < best[1] < 10
+    assert bound(command, cluster="h100x8", memory_gib=200).space.read.job.device.memory_bytes == 200 * 2**30
+    single = bound(command.replace("--bf16", ""), cluster="h100x8").space.plan.ranked[0]
+    assert single.step_s > 3 * h100.plan.ranked[0].step_s
+    assert bound(command.replace("-node 8", "-node 16"), cluster="h100x16").space.read.job.device.fast_domain == 8
 
 
 def test_a_point_becomes_options_of_the_example() -> None:
@@ -179,15 +203,15 @@ def test_ranks_share_the_cores_of_their_host(
 
 
 def test_ranks_with_a_gpu_each_share_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text('#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: NVIDIA H100 (UUID: GPU-$gpu)"; done\n')
-    fake.chmod(0o755)
+    gpus = listed("NVIDIA H100 80GB HBM3", 4)
+    install_machine(tmp_path / "nvidia-smi", gpus, matrix(uniform(4, "NV18")))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     for ranks, share in ((4, 1.0), (8, 0.25)):
         command = f"torchrun --nproc-per-node {ranks} mimo_train.py"
-        assert bound(command).space.read.job.device.share == share
+        device = bound(command).space.read.job.device
+        assert (device.share, device.fast_domain) == ((share, 4) if share == 1 else (share, 1))
     assert any("cores" in note for note in bound(command).notes(command)) == (share < 1)
 
 

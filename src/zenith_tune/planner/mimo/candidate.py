@@ -10,6 +10,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoJob
 from zenith_tune.planner.mimo.modules import LANGUAGE, MimoLayout, ModuleLayout
+from zenith_tune.planner.mimo.work import ModuleWork
 
 MAX_TP = 8
 """Beyond a node's GPUs tensor parallelism is too slow to be searched."""
@@ -89,6 +90,11 @@ class MimoCandidate:
         are the encoder's.
         """
         return (self.encoder.tp, self.encoder.dp) == (self.language.tp, self.language.dp)
+
+    @property
+    def kind(self) -> tuple[bool, bool, bool]:
+        """What a plan may be wrong about in the same way: homogeneous, on shared ranks, with several stages."""
+        return self.is_homogeneous, self.is_colocated, self.encoder.pp > 1 or self.language.pp > 1
 
     @property
     def layout(self) -> MimoLayout:
@@ -174,9 +180,10 @@ def mimo_candidates(
     rest = list(itertools.product(micro_batches(job, mbs_max), expert_parallel))
     for encoder_ranks in range(0 if job.can_share_ranks else 1, job.num_ranks):
         encoder_size, language_size = encoder_ranks or job.num_ranks, job.num_ranks - encoder_ranks
-        for encoder, language in itertools.product(_degree_pairs(encoder_size), _degree_pairs(language_size)):
+        pairs = itertools.product(_degree_pairs(job.encoder, encoder_size), _degree_pairs(job.language, language_size))
+        for encoder, language in pairs:
             lanes = (encoder_size // (encoder[0] * encoder[1]), language_size // (language[0] * language[1]))
-            if max(lanes) % min(lanes):
+            if max(lanes) % min(lanes) or job.global_batch % max(lanes):
                 continue
             for micro_batch, ep in rest:
                 candidate = MimoCandidate.of(
@@ -204,6 +211,7 @@ def micro_batches(job: MimoJob, mbs_max: int) -> list[int]:
     return [size for size in divisors(job.global_batch) if size <= mbs_max]
 
 
-def _degree_pairs(size: int) -> list[tuple[int, int]]:
+def _degree_pairs(work: ModuleWork, size: int) -> list[tuple[int, int]]:
     """Return every (tp, pp) of a module on that many ranks."""
-    return [(tp, pp) for tp in divisors(size) if tp <= MAX_TP for pp in divisors(size // tp)]
+    degrees = [tp for tp in divisors(size) if tp <= MAX_TP and work.why_not_tp(tp) is None]
+    return [(tp, pp) for tp in degrees for pp in divisors(size // tp) if work.why_not_pp(pp) is None]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
+from zenith_tune.planner.mimo.bound import LeastTimes
 from zenith_tune.planner.mimo.candidate import MimoCandidate, mimo_candidates, recomputing
 from zenith_tune.planner.mimo.job import ENCODER, MODULES, MimoDevice, MimoJob
 from zenith_tune.planner.mimo.modules import LANGUAGE, ModuleLayout
@@ -54,12 +57,16 @@ def predict(job: MimoJob, candidate: MimoCandidate) -> MimoPrediction:
         # Ranks that share cores take turns, so that a step takes at least the work of all of them, and waiting costs
         # nothing as long as another rank computes.
         idle_s=max(time.span_s, busy_s / job.device.share) - busy_s,
-        sync_s=max(_sums_s(job, candidate, name) for name in MODULES) + _update_s(job, candidate),
+        sync_s=_sync_s(job, candidate),
         encoder_stage_s=_stage_s(job, candidate, ENCODER, num),
         language_stage_s=_stage_s(job, candidate, LANGUAGE, num),
         num_microbatches=num,
         memory_bytes=peak_memory_bytes(job, candidate),
     )
+
+
+def _sync_s(job: MimoJob, candidate: MimoCandidate) -> float:
+    return max(_sums_s(job, candidate, name) for name in MODULES) + _update_s(job, candidate)
 
 
 def _stage_s(job: MimoJob, candidate: MimoCandidate, name: str, num: int) -> float:
@@ -159,12 +166,18 @@ def activation_numbers(work: ModuleWork, module: ModuleLayout, stage: int, *, re
     return numbers
 
 
+MOST_SIMULATED = 30
+"""Layouts of a kind whose schedules are simulated; of the others only those that could clearly be the fastest."""
+CLEARLY = 0.02
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoPlan:
-    """The ranking of layouts, and the number left out for their memory."""
+    """The ranking of layouts, and the numbers of those left out: for their memory, and because they must be slower."""
 
     ranked: tuple[MimoPrediction, ...]
     num_too_large: int
+    num_slower: int = 0
 
     @property
     def homogeneous(self) -> list[MimoPrediction]:
@@ -177,24 +190,50 @@ class MimoPlan:
 
 
 def plan_mimo(job: MimoJob, *, mbs_max: int = 4, expert_parallel: tuple[int, ...] = (1,)) -> MimoPlan:
-    """Rank every layout that may run and fits; one that does not fit is tried with recomputation.
+    """Rank the layouts that may run and fit, the fastest of each kind; what does not fit is tried with recomputation.
 
     Raises UsageError where none is left.
     """
+    fitting, too_large = _bounded(job, mbs_max, expert_parallel)
     found: list[MimoPrediction] = []
+    num_simulated: Counter[tuple[bool, bool, bool]] = Counter()
+    best_s = math.inf
+    for least_s, candidate in fitting:
+        if num_simulated[candidate.kind] < MOST_SIMULATED or least_s < (1 - CLEARLY) * best_s:
+            num_simulated[candidate.kind] += 1
+            found.append(predict(job, candidate))
+            best_s = min(best_s, found[-1].step_s)
+    num_slower = len(fitting) - len(found)
+    return MimoPlan(ranked=tuple(sorted(found, key=_rank)), num_too_large=too_large, num_slower=num_slower)
+
+
+def _bounded(
+    job: MimoJob, mbs_max: int, expert_parallel: tuple[int, ...]
+) -> tuple[list[tuple[float, MimoCandidate]], int]:
+    """Return the layouts that fit with their least steps, the least first, and the number of those that do not."""
+    least = LeastTimes(job)
+    fitting: list[tuple[float, MimoCandidate]] = []
     too_large: list[float] = []
     for candidate in mimo_candidates(job, mbs_max=mbs_max, expert_parallel=expert_parallel):
-        variants = {each: peak_memory_bytes(job, each) for each in recomputing(job, candidate)}
-        fitting = [each for each, needed in variants.items() if needed <= job.device.memory_bytes]
-        if not fitting:
-            too_large.append(min(variants.values()))
-        elif fitting[0] == next(iter(variants)):
-            found.append(predict(job, fitting[0]))  # recomputation never makes a step faster
+        chosen, needed = _fitting(job, candidate, least)
+        if chosen is None:
+            too_large.append(needed)
         else:
-            found.append(min((predict(job, each) for each in fitting), key=_rank))
-    if not found:
+            fitting.append((least.of(chosen) + _sync_s(job, chosen), chosen))
+    if not fitting:
         raise _nothing_left(job, too_large)
-    return MimoPlan(ranked=tuple(sorted(found, key=_rank)), num_too_large=len(too_large))
+    return sorted(fitting, key=lambda pair: pair[0]), len(too_large)
+
+
+def _fitting(job: MimoJob, candidate: MimoCandidate, least: LeastTimes) -> tuple[MimoCandidate | None, float]:
+    """Return a layout with the recomputation that fits and costs least, and the least memory that any of them needs."""
+    plain, *others = recomputing(job, candidate)
+    needed = peak_memory_bytes(job, plain)
+    if needed <= job.device.memory_bytes:  # recomputation never makes a step faster
+        return plain, needed
+    sizes = {each: peak_memory_bytes(job, each) for each in others}
+    fits = [each for each, size in sizes.items() if size <= job.device.memory_bytes]
+    return min(fits, key=least.of, default=None), min([needed, *sizes.values()])
 
 
 def _rank(each: MimoPrediction) -> tuple[float, float, str]:
@@ -213,6 +252,8 @@ def _nothing_left(job: MimoJob, too_large: list[float]) -> UsageError:
 
 MOST_BATCHES = 6
 """Other batches that are planned for a suggestion."""
+MOST_PROMISING = 3
+"""Layouts of each that are simulated."""
 WIDEST_BATCH = 1.25
 LEAST_GAIN = 0.05
 
@@ -231,9 +272,11 @@ def better_batch(
     best = None
     for size in sorted(wanted, key=lambda size: (abs(size - batch), size))[:MOST_BATCHES]:
         try:
-            other = plan_mimo(replace(job, global_batch=size), mbs_max=mbs_max, expert_parallel=expert_parallel)
+            other = replace(job, global_batch=size)
+            promising = _bounded(other, mbs_max, expert_parallel)[0][:MOST_PROMISING]
         except UsageError:
             continue
-        if other.ranked[0].step_s / size < (1 - LEAST_GAIN) * least:
-            least, best = other.ranked[0].step_s / size / (1 - LEAST_GAIN), (size, other.ranked[0])
+        first = min((predict(other, candidate) for _, candidate in promising), key=_rank)
+        if first.step_s / size < (1 - LEAST_GAIN) * least:
+            least, best = first.step_s / size / (1 - LEAST_GAIN), (size, first)
     return best

@@ -251,22 +251,24 @@ class TimedStage:
 
     def run(self, turn: Turn, ready_s: float) -> None:
         """Run one pass as soon as it can."""
-        is_backward, units = turn[0], self.units[turn[1]]
-        if (is_backward, units) not in self.times:
-            self.times[is_backward, units] = (self.passes.backward if is_backward else self.passes.forward)(units)
-        time = self.times[is_backward, units]
-        self.clock_s = self.ends[turn] = max(self.clock_s, ready_s) + time.total_s
+        key = (turn[0], self.units[turn[1]])
+        if (time := self.times.get(key)) is None:
+            time = self.times[key] = (self.passes.backward if turn[0] else self.passes.forward)(key[1])
+        begin_s = ready_s if ready_s > self.clock_s else self.clock_s
+        self.clock_s = self.ends[turn] = begin_s + time.compute_s + time.tensor_s
         self.compute_s += time.compute_s
         self.tensor_s += time.tensor_s
 
     def ready_s(self, stages: dict[Place, TimedStage], turn: Turn) -> float | None:
         """Return when all inputs of a pass are there; None while one of them is not yet on its way."""
         needed, message_s = (self.after, self.grad_s) if turn[0] else (self.before, self.input_s)
-        ends = [stages[place].ends.get(turn) for place in needed]
-        known = [end for end in ends if end is not None]
-        if len(known) < len(ends):
-            return None
-        return max(known) + message_s if known else 0.0
+        latest_s = -message_s
+        for place in needed:  # asked millions of times for a plan of many ranks
+            if (end := stages[place].ends.get(turn)) is None:
+                return None
+            if end > latest_s:
+                latest_s = end
+        return latest_s + message_s
 
 
 def _pipelined_step(job: MimoJob, candidate: MimoCandidate, num_microbatches: int) -> StepTime:

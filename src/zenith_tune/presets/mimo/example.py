@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from zenith_tune.describe.cluster_spec import LinkSpec
 from zenith_tune.describe.machine import TIMEOUT_S, listed_gpus, nvidia_smi
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.job import MODULES, MimoDevice, MimoJob
+from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
 from zenith_tune.planner.mimo.modules import EncoderConfig, LanguageConfig, TransformerConfig
-from zenith_tune.planner.mimo.work import ModuleRates, ModuleWork, PassRate, encoder_work, language_work
+from zenith_tune.planner.mimo.work import ModuleWork, encoder_work, language_work
+from zenith_tune.presets.mimo.device import GUESSED_FLOPS, cpu_device, gpu_device
 from zenith_tune.presets.mimo.job import MimoArguments, ReadCommand, checked_ranks, read_counts
 from zenith_tune.presets.shared.launched_gpus import started_gpus
+from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.units import whole
@@ -37,14 +37,6 @@ DEFAULTS = {
 }
 """The example's own, which a test compares."""
 IMAGES = "2,1,3,0"
-GUESSED_FLOPS = 2.5e10
-"""Of one CPU rank on small matrices: the ranking changes with it, and trials correct it."""
-START_S = {"forward": 1.2e-3, "backward": 1.5e-3}
-UPDATE_S = 1e-8
-"""Starting a layer's operations on a CPU, and updating a parameter: small models spend most of a step in the former
-(layers of hidden size 64 to 320 and AdamW in CPU seconds of one core, 2026-11-17)."""
-CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
-"""Stated, not fitted: messages between processes of one machine."""
 
 
 def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
@@ -54,10 +46,8 @@ def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
     own = _own_point(args, sizes)
     own_ranks = int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
     num_ranks = given.n_gpus or started_gpus(line.text) or own_ranks
-    share = cpu_share(line, num_ranks, given.cores)
-    notes = [] if given.device_flops else [f"the plan guesses {GUESSED_FLOPS:.2g} FLOP/s a rank; trials correct it"]
-    if share < 1:
-        notes.append(f"the ranks of a host share its cores: the plan counts {share:.2g} of what each rank could use")
+    is_sharded = line.has("--use-distributed-optimizer")
+    device, notes = _device(line, num_ranks, given, is_low=line.has("--bf16"), is_sharded=is_sharded)
     encoder = EncoderConfig(
         transformer=_transformer(sizes, "encoder"),
         patch_size=sizes["patch-size"],
@@ -71,22 +61,6 @@ def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
     by_megatron = args.text("--backend") == "megatron"
     if by_megatron:  # its stages must have the same number of layers
         works = [replace(work, depths=(("the layers", work.num_layers),)) for work in works]
-    # In bfloat16 a weight has 2 bytes, its gradient 4, and the weight and moments of single precision 12.
-    is_low = line.has("--bf16")
-    flops_per_s = given.device_flops or GUESSED_FLOPS
-    passes = {name: PassRate(flops_per_s=flops_per_s, start_s=start_s) for name, start_s in START_S.items()}
-    device = MimoDevice(
-        flops_per_s=flops_per_s,
-        rates=dict.fromkeys(MODULES, ModuleRates(**passes)),
-        update_s=UPDATE_S,
-        share=share,
-        fast_link=CPU_LINK,
-        link=CPU_LINK,
-        memory_bytes=math.inf if given.memory_gib is None else given.memory_gib * 2**30,
-        number_bytes=2 if is_low else 4,
-        state_bytes=18.0 if is_low else 16.0,
-        sharded_bytes=(12.0 if is_low else 8.0) if line.has("--use-distributed-optimizer") else 0.0,
-    )
     job = MimoJob(
         encoder=works[0],
         language=works[1],
@@ -106,12 +80,26 @@ def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
             "--llm-recompute": candidate.language_recompute,
         },
         own=own,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
-def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
-    """Return the part of its cores that a rank has while all ranks of its host compute; 1 where each has a GPU."""
+def _device(
+    line: ParsedCommand, num_ranks: int, given: MimoArguments, *, is_low: bool, is_sharded: bool
+) -> tuple[MimoDevice, tuple[str, ...]]:
+    """Return the hardware of a rank: a GPU of the cluster or of this machine, else a share of its cores; and notes."""
+    share = None if given.cluster else cpu_share(line, num_ranks, given.cores)
+    if share is None:
+        cluster = job_cluster(given.cluster, num_ranks)
+        return gpu_device(cluster, given, is_low=is_low, is_sharded=is_sharded), (f"planned for {cluster.name}",)
+    notes = [] if given.device_flops else [f"the plan guesses {GUESSED_FLOPS:.2g} FLOP/s a rank; trials correct it"]
+    if share < 1:
+        notes.append(f"the ranks of a host share its cores: the plan counts {share:.2g} of what each rank could use")
+    return cpu_device(share, given, is_low=is_low, is_sharded=is_sharded), tuple(notes)
+
+
+def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float | None:
+    """Return the part of its cores that a rank has while all ranks of its host compute; None where each has a GPU."""
     launcher = line.launcher
     if launcher is None:  # the example starts all ranks here, on the CPU and with one thread each
         ranks, threads = num_ranks, 1
@@ -120,7 +108,7 @@ def cpu_share(line: ParsedCommand, num_ranks: int, cores: int | None) -> float:
         ranks = whole(launcher.option("--nproc-per-node") or "") or num_ranks
         threads = whole(variables.get("OMP_NUM_THREADS", "")) or 1  # torchrun's own
         if cores is None and variables.get("CUDA_VISIBLE_DEVICES") != "" and _num_gpus() >= ranks:
-            return 1.0
+            return None
     # The cores that this process, and so its trials, may use.
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min((cores or own) / (ranks * threads), 1.0)

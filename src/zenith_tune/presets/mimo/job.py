@@ -27,7 +27,7 @@ PRESET = "preset mimo"
 MOST = 1_000_000
 MOST_RANKS = 4096
 """More ranks than that have more layouts than can be planned quickly."""
-MOST_RANKS_FOR_BATCHES = 64
+MOST_RANKS_FOR_BATCHES = 32
 """Up to here other batches are planned too."""
 
 

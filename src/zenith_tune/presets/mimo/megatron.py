@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-from zenith_tune.describe.cluster_spec import ClusterSpec, GpuSpec
+from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import divisors
 from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.job import ENCODER, MimoDevice, MimoJob
-from zenith_tune.planner.mimo.modules import LANGUAGE
-from zenith_tune.planner.mimo.work import ModuleRates, PassRate
+from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.presets.megatron.emit import NEWER_THAN_HOPPER
 from zenith_tune.presets.megatron.options import CUSTOM_SPLITS
+from zenith_tune.presets.mimo.device import gpu_device
 from zenith_tune.presets.mimo.job import PRESET, MimoArguments, ReadCommand, checked_ranks
 from zenith_tune.presets.mimo.megatron_model import megatron_encoder, megatron_language
 from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
@@ -36,21 +34,6 @@ OTHER_STAGES = (*CUSTOM_SPLITS, "--num-layers-per-virtual-pipeline-stage", "--nu
 """Stages of different lengths, whose number a trial must not change, and several of a rank, which MIMO cannot run."""
 SHARDS, EXPERT_SHARDS = "--tensor-parallel-num-weight-shards", "--expert-tensor-parallel-num-weight-shards"
 """Weights in more parts than tp, gathered by ranks with samples of their own (GTP)."""
-H200_FLOPS, H200_BYTES_PER_S = 989e12, 4.8e12
-MEASURED = {
-    ENCODER: ModuleRates(
-        forward=PassRate(flops_per_s=501e12, number_s=2.00e-11, layer_s=845e-6),
-        backward=PassRate(flops_per_s=369e12, number_s=1.91e-11, layer_s=1285e-6),
-    ),
-    LANGUAGE: ModuleRates(
-        forward=PassRate(flops_per_s=468e12, layer_s=652e-6),
-        backward=PassRate(flops_per_s=484e12, number_s=5.40e-12, layer_s=1093e-6),
-    ),
-}
-"""One H200, plain torch in bfloat16: RADIO-H's blocks, and attention and experts of the example's language model
-(benchmarks/results/h200-mimo-2026-11-17.json). Other GPUs are taken to do as well by their stated peaks."""
-ROOM = 0.92
-"""The part of a GPU's memory that training may fill."""
 MAX_EP = 64
 
 
@@ -121,11 +104,6 @@ def _connections(run: ProgramRun, gpu_name: str) -> Callable[[MimoCandidate], Ma
 
 
 def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoArguments) -> MimoJob:
-    # Without a fast link a node's GPUs reach one another over PCIe.
-    domain, fast_link = cluster.fast_domain, cluster.fast_link
-    if domain == 1:
-        domain, fast_link = cluster.gpus_per_node, cluster.node_link
-    memory = cluster.gpu.memory_bytes * ROOM if given.memory_gib is None else given.memory_gib * 2**30
     expert_tensor, expert_shards = args.count("--llm-expt-tp") or 1, args.count(EXPERT_SHARDS) or 0
     if expert_shards % expert_tensor:
         problem = f"{EXPERT_SHARDS} must be a multiple of expert tp, but got {expert_shards} and {expert_tensor}"
@@ -140,17 +118,7 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoAr
         num_ranks=num_ranks,
         global_batch=batch,
         items=given.items or (1,),
-        device=MimoDevice(
-            flops_per_s=given.device_flops or cluster.gpu.bf16_flops,
-            rates={} if given.device_flops else _rates_of(cluster.gpu),
-            fast_link=fast_link,
-            link=cluster.network,
-            fast_domain=domain,
-            memory_bytes=memory,
-            number_bytes=2,
-            state_bytes=18.0,
-            sharded_bytes=12.0,
-        ),
+        device=gpu_device(cluster, given, is_low=True, is_sharded=True),
         can_share_ranks=False,
         can_pipeline_encoder=False,
         max_encoder_tp=1 if args.has(PREFETCH) else None,
@@ -160,19 +128,6 @@ def _job(args: MegatronArgs, cluster: ClusterSpec, num_ranks: int, given: MimoAr
         weight_shards=args.count(SHARDS) or 0,
         expert_shards=expert_shards,
     )
-
-
-def _rates_of(gpu: GpuSpec) -> dict[str, ModuleRates]:
-    """Return the rates measured on an H200 as another GPU's stated peaks scale them."""
-    compute, memory = gpu.bf16_flops / H200_FLOPS, gpu.memory_bytes_per_s / H200_BYTES_PER_S
-
-    def scaled(rate: PassRate) -> PassRate:
-        return replace(rate, flops_per_s=rate.flops_per_s * compute, number_s=rate.number_s / memory)
-
-    return {
-        name: ModuleRates(forward=scaled(rates.forward), backward=scaled(rates.backward))
-        for name, rates in MEASURED.items()
-    }
 
 
 def _own_point(args: MegatronArgs) -> Params:

@@ -119,7 +119,8 @@ class MimoPreset(CompletePreset):
         count = f"{len(plan.ranked)} layouts for {self.space.read.job.num_ranks} ranks planned"
         left = f", {plan.num_too_large} left out for their memory" if plan.num_too_large else ""
         batch = self.space.batch_note
-        return [f"{count}{left}", *([batch] if batch else []), *self.space.read.notes]
+        slower = f", {plan.num_slower} more are slower" if plan.num_slower else ""
+        return [f"{count}{slower}{left}", *([batch] if batch else []), *self.space.read.notes]
 
     @property
     def space(self) -> MimoSpace:
