@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -145,8 +146,8 @@ def calibration(kind: str, folder: Path) -> str | None:
 
 def machine() -> dict[str, str]:
     """Say what this ran on."""
-    smi = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.strip()
-    gpu = smi.partition(" (UUID")[0]
+    asked = ["nvidia-smi", "-L"] if shutil.which("nvidia-smi") else ["echo", "no GPU"]
+    gpu = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip().partition(" (UUID")[0]
     return {"gpu": gpu, "torch": version("torch"), "python": platform.python_version(), "date": time.strftime("%F")}
 
 

@@ -205,11 +205,10 @@ def write(rows: list[Row], options: argparse.Namespace) -> None:
     """Write all rows so far, each with its gain over the row that it is compared with."""
     from h200_guided import machine
 
-    on = {} if options.tiny else machine()
     compared = [{**row, **gain(row, rows)} for row in rows]
-    packages = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+    packages = {name: version(name) for name in ("transformers", "accelerate")}
     job = asdict(TINY if options.tiny else Job())
-    found = {"job": job, "rows": compared, "machine": {**on, **packages}, "argv": sys.argv[1:]}
+    found = {"job": job, "rows": compared, "machine": {**machine(), **packages}, "argv": sys.argv[1:]}
     options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

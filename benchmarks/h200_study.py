@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,16 +56,30 @@ def main() -> None:
     print(json.dumps(rows["summary"], indent=1))
 
 
-def study(command: str, more: list[str], keep: Path | None = None) -> dict[str, Any]:
-    """Return every run of the study, and what they cost together."""
+def study(
+    command: str, more: list[str], keep: Path | None = None, cwd: Path | None = None, limit_s: float | None = None
+) -> dict[str, Any]:
+    """Return every run of the study, and what they cost together; after `limit_s` it is interrupted."""
+    paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     with tempfile.TemporaryDirectory() as folder:
         tune = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--output-dir", folder, "--json"]
         start = time.monotonic()
-        done = subprocess.run([*tune, *more, "--", *command.split()], stdout=subprocess.PIPE, text=True, check=False)
+        job = subprocess.Popen(
+            [*tune, *more, "--", *command.split()],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, _ = job.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            job.send_signal(signal.SIGINT)
+            out, _ = job.communicate()
         seconds = time.monotonic() - start
         if keep is not None:
             keep.write_bytes(next(Path(folder).rglob("study.json")).read_bytes())
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    events = [json.loads(line) for line in out.splitlines()]
     runs = [{name: event[name] for name in KEPT} for event in events if event["event"] == "trial_finished"]
     end = events[-1]
     return {
