@@ -503,12 +503,9 @@ class Remedy(TypedDict):
     why_not: str | None
 
 
-class PublishedRun(TypedDict):
-    """A published run."""
+class ReferenceRun(TypedDict):
+    """A run that another is held against."""
 
-    source: str
-    url: str
-    year: int
     software: str
     model: str
     cluster: str
@@ -521,12 +518,26 @@ class PublishedRun(TypedDict):
     tflops_per_gpu: float
 
 
+class PublishedRun(ReferenceRun):
+    """A published run."""
+
+    source: str
+    url: str
+    year: int
+
+
+class OwnRun(ReferenceRun):
+    """Another run of one's own."""
+
+    run: str
+
+
 class GapCause(TypedDict):
-    """A share of the gap to a published run."""
+    """A share of the gap to another run."""
 
     name: str
     factor: float
-    """How many times faster the published run is for it."""
+    """How many times faster the other run is for it."""
     share: float | None
     basis: Literal["predicted", "measured", "unexplained"]
     through: str | None
@@ -535,13 +546,14 @@ class GapCause(TypedDict):
 
 
 class Gap(TypedDict):
-    """The run against the nearest published one."""
+    """The run against the nearest published one or another of one's own."""
 
-    published: PublishedRun
+    published: NotRequired[PublishedRun]
+    own: NotRequired[OwnRun]
     tflops_per_gpu: float
     is_measured: bool
     gap: float
-    """Speed of the published run over that of the run."""
+    """Speed of the other run over that of the run."""
     causes: list[GapCause]
 
 

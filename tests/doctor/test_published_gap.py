@@ -40,7 +40,7 @@ def slow_run(step_s: float | None, *causes: Cause, peak_bytes: float | None = No
 
 
 def test_the_nearest_run_is_of_the_same_model_gpu_and_precision() -> None:
-    other = gap_of(slow_run(30.0)).published
+    other = gap_of(slow_run(30.0)).other
     model, job = other.subject.model, other.subject.job
     assert (model.num_layers, model.hidden) == (80, 8192)
     assert (other.subject.cluster.gpu.name, job.precision, job.framework.name) == ("h100", "bf16", "megatron")
@@ -97,7 +97,7 @@ def test_a_published_run_differs_from_itself_in_nothing_but_the_error_of_its_pla
     other = next(run for run in published_runs() if run.subject.cluster.name == "h100x64")
     planner = Planner(other.subject.model, other.subject.cluster, other.subject.job)
     gap = gap_of(DiagnosisInput.of(planner, other.layout, measured=Measured(step_s=other.step_s * 1.3)))
-    assert gap.published == other
+    assert gap.other == other
     assert [cause.name for cause in gap.causes] == [SOFTWARE]
     assert gap.ratio == pytest.approx(1.3)
 

@@ -11,7 +11,6 @@ from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.topology import read_topology, tensor_reason, with_topology
 from zenith_tune.doctor.diagnosed_run import RunHints, UnplannedRun
 from zenith_tune.doctor.studied_run import find_run
-from zenith_tune.errors import UnknownNameError
 from zenith_tune.planner.limits import RISK
 from zenith_tune.registry import parse_pairs
 
@@ -36,12 +35,12 @@ def diagnose(
     calibration: Calibration | str | Path | None = None,
     db: str | None = None,
     output_dir: str | Path | None = None,
-    against: str | None = None,
+    against: str | Path | None = None,
 ) -> RunDiagnosis:
     """Name what limits a run and the change that helps, as `zenithtune doctor` does.
 
-    `target` is a study's name or folder, or a log; a `command` alone is diagnosed by its plan. `against="published"`
-    also says why it is slower than the nearest published run.
+    `target` is a study's name or folder, or a log; a `command` alone is diagnosed by its plan. `against` also says
+    why it is slower than another run: "published" for the nearest published one, or a study or a log of your own.
 
     >>> launched = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048"
     >>> options = "--num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096"
@@ -56,14 +55,15 @@ def diagnose(
     hints = RunHints(preset=preset, args={**pairs, **named}, cluster=cluster)
     where = Path(output_dir) if output_dir is not None else None
     run = find_run(Path(target) if target is not None else None, command, hints, db=db, output_dir=where)
+    other = None
+    if against not in (None, PUBLISHED):
+        other = find_run(Path(against), None, hints, db=db, output_dir=where)
     # Not before: a mistake is reported without the planner.
     from zenith_tune.api.run_diagnosis import RunDiagnosis
     from zenith_tune.calibrate.calibration_file import load_calibration
     from zenith_tune.doctor.diagnosis import diagnose_run
-    from zenith_tune.doctor.published_gap import NotCompared, published_gap
+    from zenith_tune.doctor.published_gap import NotCompared, SpeedGap, own_gap, published_gap
 
-    if against not in (None, PUBLISHED):
-        raise UnknownNameError("comparison", str(against), [PUBLISHED])
     if isinstance(run, UnplannedRun):
         unplanned = NotCompared(reason="the run is not planned") if against else None
         return RunDiagnosis(what=run.what, found=run, gap=unplanned)
@@ -76,7 +76,13 @@ def diagnose(
     fitted = load_calibration(Path(calibration)) if isinstance(calibration, str | Path) else calibration
     found = diagnose_run(run, risk=risk, calibration=fitted)
     fewer = _fewer_gpus(str(hints.all_args.get("cluster") or ""), run.subject.cluster.num_gpus)
-    gap = published_gap(found.run, run.levers) if against else None
+    gap: SpeedGap | NotCompared | None = None
+    if isinstance(other, UnplannedRun):
+        gap = NotCompared(reason=other.reason)
+    elif other is not None:
+        gap = own_gap(found.run, run.levers, other)
+    elif against:
+        gap = published_gap(found.run, run.levers)
     return RunDiagnosis(what=run.what, found=found, tensor_reason=reason, cluster_reason=fewer, gap=gap)
 
 

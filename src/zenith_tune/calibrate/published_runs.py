@@ -17,14 +17,11 @@ from zenith_tune.layouts.layout import Layout, parse_layout, parse_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRun:
-    """A measured run that somebody published."""
+class ReferenceRun:
+    """A measured run that another one is held against."""
 
-    source: str
-    url: str
-    year: int
     software: str
-    """The framework as the source names it, with its release."""
+    """The framework as its source names it, with its release."""
     subject: PlanSubject
     layout: Layout
     step_s: float
@@ -36,6 +33,15 @@ class PublishedRun:
         """Model operations per second and GPU."""
         model, seq_len, layout = self.subject.model, self.subject.job.seq_len, self.layout
         return flops_per_token(model, seq_len) * layout.global_batch * seq_len / (self.step_s * layout.num_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun(ReferenceRun):
+    """A measured run that somebody published."""
+
+    source: str
+    url: str
+    year: int
 
 
 @functools.cache

@@ -50,8 +50,9 @@ class _BeforeCommand(click.Command):
 @args_option("What the command does not say: vocab=128256.")
 @risk_option("Propose nothing that runs out of memory with this probability or more.")
 @calibration_option()
-@click.option("--against", type=click.Choice(["published"]),
-              help="Also say why it is slower than the nearest published run, cause by cause.")  # fmt: skip
+@click.option("--against", metavar="published|STUDY|LOG",
+              help="Also say why it is slower than another run, cause by cause: the nearest published one, or one of "
+              "yours.")  # fmt: skip
 @study_place
 @json_option
 @debug_option
@@ -69,6 +70,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     zenithtune doctor train.log --cluster h100x64
     zenithtune doctor --cluster h100x64 -- bash train.sh
     zenithtune doctor train.log --against published
+    zenithtune doctor today.log --against yesterday.log
 
     Exit code: 0 the run trains, 1 it failed, is kept waiting or fits nowhere, 2 a mistake in the command line.
     """

@@ -67,7 +67,16 @@ SWITCHES = (
 )
 OF_GROUPS = ("num_query_groups",)
 """Arguments that are dumped with Megatron's default where there are no groups."""
-OFF_SWITCHES = {"add_bias_linear": "--disable-bias-linear", "add_position_embedding": "--no-position-embedding"}
+OFF_SWITCHES = {
+    "add_bias_linear": "--disable-bias-linear",
+    "add_position_embedding": "--no-position-embedding",
+    "masked_softmax_fusion": "--no-masked-softmax-fusion",
+    "bias_swiglu_fusion": "--no-bias-swiglu-fusion",
+    "bias_gelu_fusion": "--no-bias-gelu-fusion",
+    "bias_dropout_fusion": "--no-bias-dropout-fusion",
+    "apply_rope_fusion": "--no-rope-fusion",
+    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
+}
 RENAMED = {"virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank", "fp8": "--fp8-format"}
 BACKEND = "attention_backend"
 MODULES = "recompute_modules"

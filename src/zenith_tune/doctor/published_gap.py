@@ -1,4 +1,4 @@
-"""The published run that is nearest to a run, and why one of the two is slower."""
+"""The nearest published run, or another run of one's own, and why one of the two is slower."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.published_runs import PublishedRun, published_runs
+from zenith_tune.calibrate.published_runs import PublishedRun, ReferenceRun, published_runs
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.doctor.causes.cause import CauseKind
+from zenith_tune.doctor.diagnosed_run import DiagnosedRun
 from zenith_tune.doctor.diagnosis_input import DiagnosisInput
 from zenith_tune.doctor.logged_run import positive
-from zenith_tune.doctor.speed_gap import Calibrations, GapCause, Settings, alike, settings_of, split_gap, work_of
+from zenith_tune.doctor.speed_gap import GapCause, Settings, alike, settings_of, split_gap, work_of
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.estimates.step import time_with_room
-from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import batch_of
 from zenith_tune.presets.levers import Lever, compatible
 
@@ -30,9 +30,9 @@ LEAST_SAVING = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedGap:
-    """A run against the nearest published one."""
+    """A run against a published one or another of one's own."""
 
-    published: PublishedRun
+    other: ReferenceRun
     flops_per_s: float
     """Model operations per second and GPU of the run, measured or predicted."""
     is_measured: bool
@@ -41,8 +41,8 @@ class SpeedGap:
 
     @property
     def ratio(self) -> float:
-        """How many times faster the published run is."""
-        return self.published.flops_per_s / self.flops_per_s
+        """How many times faster the other run is."""
+        return self.other.flops_per_s / self.flops_per_s
 
     def share(self, cause: GapCause) -> float:
         """Return a cause's share of the gap, of logarithms, so that shares add up to 1."""
@@ -95,11 +95,47 @@ def published_gap(
     if sum(apart.values()) > LIMIT:
         most = sorted(apart, key=lambda name: -apart[name])[:2]
         return NotCompared(reason=f"none is near enough; the nearest is {' and '.join(most)}", nearest=other)
-    return compared(run, other, levers)
+    # A plan assumes that gradients are reduced behind the backward pass.
+    shares = _shares(run, data_overlap=0.0)
+    known = sorted((each for each in levers if not each.is_assumed), key=lambda each: -each.predicted_gain(shares))
+    worth = [lever for lever in compatible(known) if lever.predicted_gain(shares) >= LEAST_SAVING]
+    names = ", ".join(f"+ {lever.label}" for lever in worth)
+    off = [_saved("levers", sum(lever.predicted_gain(shares) for lever in worth), names)] if worth else []
+    return _compared(run, other, off, replaced=f"{other.software}, {other.year}")
 
 
-def compared(run: DiagnosisInput, other: PublishedRun, levers: Sequence[Lever] = ()) -> SpeedGap:
-    """Split the gap between a run and a published one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRun(ReferenceRun):
+    """A run of one's own that was measured."""
+
+    what: str
+    """The log or the study."""
+
+
+def own_gap(run: DiagnosisInput, levers: Sequence[Lever], other: DiagnosedRun) -> SpeedGap | NotCompared:
+    """Compare a run with another of one's own; `levers` are those that it could turn on."""
+    if not run.trains:
+        return NotCompared(reason="the run does not train")
+    if other.measured.step_s is None:
+        return NotCompared(reason=f"{other.what} shows no speed")
+    # Which modules are recomputed belongs to the recomputation, where that differs.
+    apart = {"modules"} if run.layout.recompute != other.layout.recompute else set()
+    mine, theirs = ({each.label: each for each in off if each.name not in apart} for off in (levers, other.levers))
+    shares = _shares(run)
+    off = [_saved(f"+ {name}", mine[name].predicted_gain(shares)) for name in mine if name not in theirs]
+    on = [_saved(f"- {name}", -theirs[name].predicted_gain(shares)) for name in theirs if name not in mine]
+    own = OwnRun(
+        what=other.what,
+        software=other.subject.job.framework.name,
+        subject=other.subject,
+        layout=other.layout,
+        step_s=other.measured.step_s,
+    )
+    return _compared(run, own, [*off, *on])
+
+
+def _compared(run: DiagnosisInput, other: ReferenceRun, levers: Sequence[GapCause], replaced: str = "") -> SpeedGap:
+    """Split the gap between a run and another; `levers` are causes that its plan does not know."""
     planner, measured_s = run.planner, run.measured.step_s
     subject = PlanSubject(model=planner.model, cluster=run.cluster, job=planner.job)
 
@@ -109,7 +145,7 @@ def compared(run: DiagnosisInput, other: PublishedRun, levers: Sequence[Lever] =
     causes = list(split_gap(settings_of(subject, run.layout), settings_of(other.subject, other.layout), calibration))
     if not other.states_recompute:
         causes = [_unstated(cause) if cause.name == "recomputation" else cause for cause in causes]
-    own = [*_logged(run), *_full_memory(run), *_levers_off(subject, run.layout, calibration, levers)]
+    own = [*_logged(run), *_full_memory(run), *levers]
     planned_s = run.planned.roomy_s * math.prod(cause.factor for cause in own)
     speed = work_of(subject, run.layout) / (measured_s or planned_s)
     rest = other.flops_per_s / speed / math.prod(cause.factor for cause in causes)
@@ -118,9 +154,21 @@ def compared(run: DiagnosisInput, other: PublishedRun, levers: Sequence[Lever] =
         factor = min(cause.factor, max(rest, 1.0))
         causes.append(replace(cause, factor=factor))
         rest /= factor
-    causes.append(GapCause(name=SOFTWARE, factor=rest, basis="unexplained", change=f"{other.software}, {other.year}"))
+    causes.append(GapCause(name=SOFTWARE, factor=rest, basis="unexplained", change=replaced))
     causes.sort(key=lambda cause: -abs(math.log(cause.factor)))
-    return SpeedGap(published=other, flops_per_s=speed, is_measured=measured_s is not None, causes=tuple(causes))
+    return SpeedGap(other=other, flops_per_s=speed, is_measured=measured_s is not None, causes=tuple(causes))
+
+
+def _shares(run: DiagnosisInput, **factors: float) -> dict[str, float]:
+    """Return the share of each part of the planned step."""
+    planner = run.planner
+    batch = batch_of([run.layout])
+    time = time_with_room(planner.model, run.cluster, planner.job, batch, planner.calibration, **factors)
+    return {name: float(part[0] / time.step_s[0]) for name, part in time.parts.items()}
+
+
+def _saved(name: str, saved: float, change: str = "") -> GapCause:
+    return GapCause(name=name, factor=1 / (1 - min(saved, 0.9)), change=change)
 
 
 def _unstated(cause: GapCause) -> GapCause:
@@ -146,18 +194,3 @@ def _full_memory(run: DiagnosisInput) -> list[GapCause]:
     factor = run.slowdown(run.device_bytes) if run.measured.peak_bytes is not None else 1.0
     full = f"{run.device_bytes / run.planned.capacity_bytes:.0%} of the GPU's memory in use"
     return [GapCause(name="full memory", factor=factor, through="memory", change=full)] if factor > 1.005 else []
-
-
-def _levers_off(
-    subject: PlanSubject, layout: Layout, calibration: Calibrations, levers: Sequence[Lever]
-) -> list[GapCause]:
-    """Return what the levers that are off, and whose effect somebody measured, are expected to save together."""
-    # A plan assumes that gradients are reduced behind the backward pass.
-    fitted = calibration(subject.job.framework.name)
-    time = time_with_room(subject.model, subject.cluster, subject.job, batch_of([layout]), fitted, data_overlap=0.0)
-    shares = {name: float(part[0] / time.step_s[0]) for name, part in time.parts.items()}
-    known = sorted((each for each in levers if not each.is_assumed), key=lambda each: -each.predicted_gain(shares))
-    worth = [lever for lever in compatible(known) if lever.predicted_gain(shares) >= LEAST_SAVING]
-    saved = min(sum(lever.predicted_gain(shares) for lever in worth), 0.9)
-    names = ", ".join(f"+ {lever.label}" for lever in worth)
-    return [GapCause(name="levers", factor=1 / (1 - saved), change=names)] if worth else []

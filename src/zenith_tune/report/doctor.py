@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
-from zenith_tune.calibrate.published_runs import PublishedRun
+from zenith_tune.calibrate.published_runs import PublishedRun, ReferenceRun
 from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import Measured, UnplannedRun
 from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines, memory_message
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
-from zenith_tune.doctor.published_gap import NotCompared, SpeedGap
+from zenith_tune.doctor.published_gap import NotCompared, OwnRun, SpeedGap
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.notebook import html_table
 from zenith_tune.report.plan.json import planned_object, way_out_object
@@ -148,17 +148,18 @@ LEAST_GAP = 1.1
 
 
 def gap_lines(gap: SpeedGap | NotCompared) -> Iterator[str]:
-    """Yield the nearest published run, the gap, and its causes, the largest first."""
+    """Yield the other run, the gap, and its causes, the largest first."""
     if isinstance(gap, NotCompared):
-        yield f"not compared with published runs: {gap.reason}"
+        yield f"not compared: {gap.reason}"
         if gap.nearest is not None:
-            yield from _published_lines(gap.nearest)
+            yield from _reference_lines(gap.nearest)
         return
-    theirs, ratio, mine = gap.published.flops_per_s / 1e12, gap.ratio, gap.flops_per_s / 1e12
+    theirs, ratio, mine = gap.other.flops_per_s / 1e12, gap.ratio, gap.flops_per_s / 1e12
     faster = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
     how = "measured" if gap.is_measured else "predicted"
-    yield f"{mine:.0f} TFLOP/s a GPU {how}; the nearest published run has {theirs:.0f}, {faster}:"
-    yield from _published_lines(gap.published)
+    what = gap.other.what if isinstance(gap.other, OwnRun) else "the nearest published run"
+    yield f"{mine:.0f} TFLOP/s a GPU {how}; {what} has {theirs:.0f}, {faster}:"
+    yield from _reference_lines(gap.other)
     has_shares = abs(math.log(ratio)) >= math.log(LEAST_GAP)
     small = [cause for cause in gap.causes if abs(math.log(cause.factor)) < math.log(LEAST_FACTOR)]
     for cause in gap.causes:
@@ -175,9 +176,9 @@ def gap_lines(gap: SpeedGap | NotCompared) -> Iterator[str]:
 def gap_object(gap: SpeedGap | NotCompared) -> Json:
     """Return the same as a plain object."""
     if isinstance(gap, NotCompared):
-        return {"not_compared": gap.reason, "published": _published_object(gap.nearest) if gap.nearest else None}
+        return {"not_compared": gap.reason, "published": _reference_object(gap.nearest) if gap.nearest else None}
     return {
-        "published": _published_object(gap.published),
+        "own" if isinstance(gap.other, OwnRun) else "published": _reference_object(gap.other),
         "tflops_per_gpu": gap.flops_per_s / 1e12,
         "is_measured": gap.is_measured,
         "gap": gap.ratio,
@@ -195,19 +196,20 @@ def gap_object(gap: SpeedGap | NotCompared) -> Json:
     }
 
 
-def _published_lines(run: PublishedRun) -> Iterator[str]:
+def _reference_lines(run: ReferenceRun) -> Iterator[str]:
     job, layout = run.subject.job, run.layout
     shown = f"{layout_name(layout)}, batch {layout.global_batch}, sequence {job.seq_len}, {job.precision}"
     yield f"  {run.subject.model.name} on {run.subject.cluster.name}, {shown}, {run.software}"
-    yield f"  {run.source}, {run.year}: {run.url}"
+    if isinstance(run, PublishedRun):
+        yield f"  {run.source}, {run.year}: {run.url}"
 
 
-def _published_object(run: PublishedRun) -> Json:
+def _reference_object(run: ReferenceRun) -> Json:
     job, layout = run.subject.job, run.layout
+    published = {"source": run.source, "url": run.url, "year": run.year} if isinstance(run, PublishedRun) else {}
     return {
-        "source": run.source,
-        "url": run.url,
-        "year": run.year,
+        **published,
+        **({"run": run.what} if isinstance(run, OwnRun) else {}),
         "software": run.software,
         "model": run.subject.model.name,
         "cluster": run.subject.cluster.name,
