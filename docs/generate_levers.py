@@ -13,6 +13,7 @@ from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpLever
 from zenith_tune.presets.levers import LeverDeclaration
 from zenith_tune.presets.megatron.levers.declaration import MegatronLever
 from zenith_tune.presets.megatron.levers.offered import LEVERS as MEGATRON_LEVERS
+from zenith_tune.presets.nanotron.job import LEVERS as NANOTRON_LEVERS
 from zenith_tune.presets.shared.hooked_job import HookedLever
 from zenith_tune.presets.shared.zero_lever_declaration import OLDEST as OLDEST_DEEPSPEED
 from zenith_tune.presets.shared.zero_lever_declaration import DeepSpeedLever
@@ -50,6 +51,9 @@ def tables() -> dict[str, str]:
         "torchtitan": _table(
             ("lever", "settings", "time", "memory"),
             [_row(each, _settings(each)) for each in TITAN_LEVERS],
+        ),
+        "nanotron": _table(
+            ("lever", "keys", "time", "memory"), [_row(each, _assigned(each.sets)) for each in NANOTRON_LEVERS]
         ),
     }
 

@@ -22,6 +22,7 @@ _MARKS = (
     "MODEL_TFLOP/s/GPU",  # Megatron-Bridge
     *("{'loss': ", "{'train_runtime': ", "{'train_loss': "),  # the Trainer of transformers
     "tps: ",  # torchtitan
+    "tokens_per_sec_per_gpu: ",  # nanotron
 )
 """Texts that only trained steps are printed with."""
 _PLAIN = re.compile(

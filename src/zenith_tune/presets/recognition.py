@@ -15,6 +15,7 @@ FRAMEWORKS = {
     "megatron-bridge": "megatron_bridge",
     "megatron-lm": "megatron",
     "mimo": "mimo",
+    "nanotron": "nanotron",
     "torchtitan": "torchtitan",
     "trainer": "trainer",
 }

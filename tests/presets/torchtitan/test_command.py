@@ -7,7 +7,8 @@ import pytest
 from tests.presets.torchtitan.jobs import OF_PYTHON, bound, of_file
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
-from zenith_tune.presets.torchtitan.command import _name, flat, option_settings, titan_run, with_settings
+from zenith_tune.presets.shared.training_files import flat
+from zenith_tune.presets.torchtitan.command import _name, option_settings, titan_run, with_settings
 from zenith_tune.presets.torchtitan.dialect import FIRST, MODULE, TOKENS, TOML, dialect_of
 
 OLD_SCRIPT = """

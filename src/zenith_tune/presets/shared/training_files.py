@@ -124,3 +124,15 @@ def yaml_text(values: Mapping[str, Any]) -> str:
 
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000)
     return text
+
+
+def flat(tables: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    """Return nested values by path.
+
+    >>> flat({"tokens": {"micro_batch_size": 2}, "seed": 1})
+    {'tokens.micro_batch_size': 2, 'seed': 1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        found |= flat(value, f"{front}{name}.") if isinstance(value, Mapping) else {f"{front}{name}": value}
+    return found

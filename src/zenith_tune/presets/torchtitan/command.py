@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import UsageError
+from zenith_tune.presets.shared.training_files import flat
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, Dialect, read_text
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import Splice, apply_splices
@@ -100,14 +101,6 @@ def file_settings(run: ProgramRun, name: str) -> Settings:
         return flat(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}", hint="correct it") from None
-
-
-def flat(tables: Mapping[str, Any], front: str = "") -> Settings:
-    """Return tables by section and key."""
-    found: Settings = {}
-    for name, value in tables.items():
-        found |= flat(value, f"{front}{name}.") if isinstance(value, Mapping) else {f"{front}{name}": value}
-    return found
 
 
 def with_settings(command: str, dialect: Dialect, values: Mapping[str, Value]) -> str:

@@ -16,7 +16,8 @@ from datetime import datetime
 from typing import Any, Self
 
 from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes, read_number
-from zenith_tune.presets.torchtitan.command import Settings, flat
+from zenith_tune.presets.shared.training_files import flat
+from zenith_tune.presets.torchtitan.command import Settings
 from zenith_tune.presets.torchtitan.dialect import AC_MODE
 from zenith_tune.study.parameters import Value
 
