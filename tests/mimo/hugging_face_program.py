@@ -56,7 +56,7 @@ VISION_MODELS = {"clip": CLIPVisionModel, "siglip": SiglipVisionModel}
 
 @dataclass(frozen=True)
 class Images:
-    """Samples with none, one or two images."""
+    """Samples with none, one or two images; some lanes have none at all."""
 
     step: int
 
@@ -65,7 +65,7 @@ class Images:
 
     def read(self, index: int, encoder: str | None) -> Sample:
         generator = torch.Generator().manual_seed(100 * self.step + index)
-        num = index % 3
+        num = (0, 0, 1, 2)[index % 4]
         tokens = torch.randint(IMAGE + 1, VOCAB, (LENGTH + 1,), generator=generator)
         tokens[1 : 1 + num * NUM_ROWS] = IMAGE
         pixels = torch.randn(num, 3, 8, 8, generator=generator)
@@ -127,9 +127,7 @@ def train_whole(root: Path, tower: str) -> dict[str, list[float]]:
         batch = collate([Images(step).read(index, "vision") for index in range(8)])
         seen = vision(batch.items["vision"]).last_hidden_state
         if tower == "clip":
-            # transformers norms the class token alone, for its pooled output.
-            inner = getattr(vision, "vision_model", vision)
-            seen = inner.post_layernorm(seen[:, 1:])
+            seen = seen[:, 1:]
         rows = stage.projector(seen).flatten(0, 1)
         hidden = language.get_input_embeddings()(batch.tokens)
         hidden = hidden.masked_scatter((batch.tokens == IMAGE).unsqueeze(-1), rows)

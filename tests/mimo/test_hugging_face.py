@@ -30,3 +30,21 @@ def test_a_vision_tower_and_a_language_model_of_transformers_train_as_they_do_wh
     assert mentions(refused["tp"], "tp", 2) and mentions(refused["folder"], "config.json")
     assert mentions(refused["stages"], 3, 2)
     assert mentions(refused["source"], "'language'", "clip") and mentions(refused["target"], "clip")
+
+
+def test_pairs_of_towers_and_language_models_compute_what_transformers_do(
+    run_program: RunProgram, tmp_path: Path
+) -> None:
+    need_module("engines", "transformers")
+    found = run_program("pairs", str(tmp_path))
+    assert len(found["pairs"]) == 6 * 5 * 2
+    assert max(found["pairs"].values()) < 1e-10
+    assert found["llava"] < 1e-10 and found["packed"] < 1e-10
+    plain, recomputed = found["recomputed"]
+    assert plain == pytest.approx(recomputed, rel=1e-10) and plain > 0
+    refused = found["refusals"]
+    assert mentions(refused["gemma"], "gemma", "llama", "mistral") and mentions(
+        refused["dinov2"], "dinov2", "clip_vision_model"
+    )
+    assert mentions(refused["tied"], "qwen2-True", "pp", 2) and mentions(refused["layer"], "layer", 4, "-2")
+    assert mentions(refused["width"], 32, 7) and mentions(refused["projector"], 3)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -98,29 +99,33 @@ class ItemEncoder(nn.Module):
         return sum(rows_per_sample) // self._patch_shape[0], *self._patch_shape
 
 
+def with_rows(hidden: Tensor, tokens: Tensor, rows: Mapping[str, Tensor], token_ids: Mapping[str, int]) -> Tensor:
+    """Return a text's vectors with the encoders' rows at their tokens, counted on the CPU without waiting for it."""
+    for name, token_id in sorted(token_ids.items()):
+        is_item = tokens == token_id
+        num_tokens, num_rows = int(is_item.sum()), rows[name].shape[0]
+        if num_tokens != num_rows:
+            raise UsageError(
+                f"the text must hold one token {token_id} for each row of {name}, but got {num_tokens} tokens and "
+                f"{num_rows} rows: check the samples."
+            )
+        hidden = hidden.masked_scatter(is_item.to(hidden.device).unsqueeze(-1), rows[name])
+    return hidden
+
+
 class MultimodalEmbedding(nn.Module):
     """The text's embedding, with the encoders' rows at their tokens."""
 
     def __init__(self, config: LanguageConfig, token_ids: Mapping[str, int], tp: TensorParallel) -> None:
         super().__init__()
         width = config.transformer.hidden_size
-        self._token_ids = dict(sorted(token_ids.items()))
+        self._token_ids = dict(token_ids)
         self.words = VocabEmbedding(config.vocab_size, width, tp)
         self.position = tp.parameter(config.seq_length, width)
 
     def forward(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return (samples, tokens, hidden); tokens on the CPU are counted without waiting for a device."""
-        device = self.position.device
-        hidden = self.words(tokens.to(device))
-        for name, token_id in self._token_ids.items():
-            is_item = tokens == token_id
-            num_tokens, num_rows = int(is_item.sum()), rows[name].shape[0]
-            if num_tokens != num_rows:
-                raise UsageError(
-                    f"the text must hold one token {token_id} for each row of {name}, but got {num_tokens} tokens "
-                    f"and {num_rows} rows: check the samples."
-                )
-            hidden = hidden.masked_scatter(is_item.to(device).unsqueeze(-1), rows[name])
+        """Return (samples, tokens, hidden)."""
+        hidden = with_rows(self.words(tokens.to(self.position.device)), tokens, rows, self._token_ids)
         return hidden + self.position[: tokens.shape[1]]
 
 
@@ -197,8 +202,17 @@ def build_module(
     return module
 
 
+def call(method: Callable[..., Tensor], *inputs: Any, side: Mapping[str, Tensor]) -> Tensor:
+    """Call a stage's method, with the side inputs where it has the parameter `side`."""
+    forward = method.forward if isinstance(method, nn.Module) else method
+    return method(*inputs, side=side) if "side" in inspect.signature(forward).parameters else method(*inputs)
+
+
 class EncoderStage(Protocol):
-    """A rank's part of an encoder: any nn.Module with these methods and a callable `blocks`."""
+    """A rank's part of an encoder: any nn.Module with these methods and a callable `blocks`.
+
+    The first three may have a parameter `side`: what the samples say of the items besides, by name (image sizes).
+    """
 
     def embed(self, items: Tensor) -> Tensor:
         """Return the hidden vectors of a micro-batch's items; asked of the first stage."""
@@ -214,7 +228,10 @@ class EncoderStage(Protocol):
 
 
 class LanguageStage(Protocol):
-    """A rank's part of the language model: any nn.Module with these methods and a callable `blocks`."""
+    """A rank's part of the language model: any nn.Module with these methods and a callable `blocks`.
+
+    The first three may have a parameter `side`: what the samples say of the text besides (positions, a mask).
+    """
 
     vocab_size: int
     """The number of tokens that it knows."""

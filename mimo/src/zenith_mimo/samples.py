@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import MimoConfig
+from zenith_tune.planner.mimo.modules import LANGUAGE, MimoConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,9 @@ class Sample:
     """(items, patches, numbers in a patch), where they were asked for"""
     num_rows: Mapping[str, int]
     """Rows that each encoder makes of its items, asked for or not: as many as their tokens in the text."""
+    side: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """What the stages of a module need besides, asked for or not: positions or a mask of the text, sizes of the items;
+    those of a text become a batch, those of items stand one after another."""
 
 
 class SampleSource(Protocol):
@@ -45,6 +48,7 @@ class MicroBatch:
     loss_mask: Tensor
     items: Mapping[str, Tensor]
     rows_per_sample: Mapping[str, list[int]]
+    side: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     @property
     def num_counted(self) -> int:
@@ -61,6 +65,13 @@ def collate(samples: Sequence[Sample]) -> MicroBatch:
         loss_mask=torch.stack([sample.is_counted for sample in samples]),
         items={name: torch.cat([sample.items[name] for sample in samples]) for name in samples[0].items},
         rows_per_sample={name: [sample.num_rows[name] for sample in samples] for name in samples[0].num_rows},
+        side={
+            module: {
+                name: (torch.stack if module == LANGUAGE else torch.cat)([s.side[module][name] for s in samples])
+                for name in inputs
+            }
+            for module, inputs in samples[0].side.items()
+        },
     )
 
 

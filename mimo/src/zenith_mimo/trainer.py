@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zenith_mimo.bridge import HIDDEN, ColocatedBridge, StageLinks, check_rows
-from zenith_mimo.modules import LanguageStage, MimoModel
+from zenith_mimo.modules import LanguageStage, MimoModel, call
 from zenith_mimo.optimizer import MimoOptimizer
 from zenith_mimo.samples import MicroBatch, SampleSource, check_tokens, collate, lane_samples
 from zenith_mimo.topology import peers_expected
@@ -72,14 +72,15 @@ class PipelineSchedule:
 
     def _forward(self, batch: MicroBatch, inputs: dict[str, Tensor]) -> Tensor:
         module, name = self._module, self._role.name
+        side = _side(batch, name, self._device)
         if HIDDEN in inputs:
             hidden = inputs[HIDDEN]
         elif name == LANGUAGE:
-            hidden = module.embed(batch.tokens, inputs)
+            hidden = call(module.embed, batch.tokens, inputs, side=side)
         else:
-            hidden = module.embed(batch.items[name].to(self._device, self._dtype))
-        hidden = module.blocks(hidden)
-        return module.rows(hidden) if name != LANGUAGE and self._role.is_last_stage else hidden
+            hidden = call(module.embed, batch.items[name].to(self._device, self._dtype), side=side)
+        hidden = call(module.blocks, hidden, side=side)
+        return call(module.rows, hidden, side=side) if name != LANGUAGE and self._role.is_last_stage else hidden
 
     def _run_backward(self) -> None:
         inputs, output = self._in_flight.popleft()
@@ -112,7 +113,8 @@ class ColocatedSchedule:
         for index in range(num_microbatches):
             batch = read(LANGUAGE, index)
             rows = {name: self._carry(name, read(name, index), batch) for name in self._bridges}
-            hidden = language.blocks(language.embed(batch.tokens, rows))
+            side = _side(batch, LANGUAGE, self._model.device)
+            hidden = call(language.blocks, call(language.embed, batch.tokens, rows, side=side), side=side)
             loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
             if index == num_microbatches - 1:
                 before_last()
@@ -126,10 +128,15 @@ class ColocatedSchedule:
             bridge.destroy()
 
     def _carry(self, name: str, batch: MicroBatch, language: MicroBatch) -> Tensor:
-        part = self._model.parts[name]
-        rows = part.rows(part.blocks(part.embed(batch.items[name].to(self._model.device, self._model.dtype))))
+        part, side = self._model.parts[name], _side(batch, name, self._model.device)
+        hidden = call(part.embed, batch.items[name].to(self._model.device, self._model.dtype), side=side)
+        rows = call(part.rows, call(part.blocks, hidden, side=side), side=side)
         check_rows(name, rows, batch, self._model)
         return self._bridges[name].carry(rows, batch.rows_per_sample[name], language.rows_per_sample[name])
+
+
+def _side(batch: MicroBatch, name: str, device: str) -> dict[str, Tensor]:
+    return {what: tensor.to(device) for what, tensor in batch.side.get(name, {}).items()}
 
 
 def _loss(module: LanguageStage, hidden: Tensor, batch: MicroBatch, total: LossSum, counts: bool) -> Tensor:

@@ -1,0 +1,7 @@
+"""Stages of Hugging Face's vision towers and language models: weights from safetensors files, and back to them."""
+
+from zenith_mimo.hugging_face.causal import CausalStage
+from zenith_mimo.hugging_face.export import export_module
+from zenith_mimo.hugging_face.vision import QwenVisionStage, VisionStage
+
+__all__ = ["CausalStage", "QwenVisionStage", "VisionStage", "export_module"]

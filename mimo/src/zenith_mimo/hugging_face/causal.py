@@ -1,0 +1,104 @@
+"""Stages of causal language models, run by transformers' own forward pass over the layers of a stage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from zenith_mimo.gradients import full_precision
+from zenith_mimo.hugging_face.folder import (
+    CAUSAL,
+    check_kind,
+    fill_from_folder,
+    last_hidden,
+    on_meta,
+    read_config,
+    recompute_layers,
+    refuse_tp,
+)
+from zenith_mimo.modules import with_rows
+from zenith_mimo.samples import MicroBatch
+from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_tune.errors import UsageError
+from zenith_tune.planner.mimo.work import stage_layers
+
+KINDS = ("llama", "qwen2", "qwen3", "mistral")
+"""Models whose forward pass is embedding, layers and norm, and nothing else."""
+
+
+class CausalStage(nn.Module):
+    """A stage of a causal language model: Llama, Qwen2, Qwen3 or Mistral.
+
+    `side` may have `position_ids` (several texts packed into one sample begin at 0 again) and `attention_mask`, as
+    transformers has them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        token_ids: Mapping[str, int],
+        tp: TensorParallel,
+        stage: int,
+        num_stages: int,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        import transformers
+
+        config = read_config(folder, "text_config")
+        check_kind(folder, "a language model", config, KINDS)
+        refuse_tp("a language model", tp)
+        is_tied = bool(config.tie_word_embeddings)
+        if is_tied and num_stages > 1:
+            problem = "a language model whose embedding is its head too cannot be pipelined"
+            raise UsageError(f"{problem}, but {folder} is one and pp is {num_stages}", hint="set it to 1.")
+        layers = stage_layers(config.num_hidden_layers, stage, num_stages)
+        model = on_meta(transformers.AutoModelForCausalLM.from_config, config)
+        inner, is_last = model.model, stage == num_stages - 1
+        self._token_ids, self._width = dict(sorted(token_ids.items())), config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.embed_tokens = inner.embed_tokens if stage == 0 else None
+        self.layers = nn.ModuleDict({str(layer): inner.layers[layer] for layer in layers})
+        self.norm = inner.norm if is_last else None
+        self.lm_head = model.lm_head if is_last and not is_tied else None
+        if recompute:
+            recompute_layers(model)
+        fill_from_folder(self, folder, CAUSAL, tp)
+        # What is left runs these layers alone: with the masks and positions that transformers makes for them.
+        inner.config = copy.deepcopy(config)
+        inner.config.num_hidden_layers = len(layers)
+        if getattr(config, "layer_types", None):
+            inner.config.layer_types = [config.layer_types[layer] for layer in layers]
+        inner.layers, inner.norm, inner.embed_tokens = nn.ModuleList(self.layers.values()), nn.Identity(), None
+        # Made again, because on the meta device they have no values.
+        inner.rotary_emb = type(inner.rotary_emb)(config).to(tp.device)
+        self._inner = [inner]  # in a list, or its layers would be this stage's under a second name
+        self.to(tp.device, tp.dtype)
+
+    def embed(self, tokens: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the text's vectors with the encoders' rows at their tokens."""
+        assert self.embed_tokens is not None, "only the first stage embeds"
+        hidden = self.embed_tokens(tokens.to(self.embed_tokens.weight.device))
+        return with_rows(hidden, tokens, rows, self._token_ids)
+
+    def blocks(self, hidden: Tensor, side: Mapping[str, Tensor]) -> Tensor:
+        """Return the hidden vectors after this stage's layers."""
+        return last_hidden(self._inner[0](inputs_embeds=hidden, use_cache=False, **side))
+
+    def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
+        """Return the loss summed over the tokens that count."""
+        assert self.norm is not None, "only the last stage has a loss"
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        assert head is not None
+        logits = functional.linear(self.norm(hidden), head.weight)
+        logits = logits.to(full_precision(logits.dtype)).flatten(0, 1)
+        return (functional.cross_entropy(logits, labels.flatten(), reduction="none") * loss_mask.flatten()).sum()
+
+    def hidden_shape(self, batch: MicroBatch, rows_per_sample: list[int]) -> tuple[int, ...]:
+        """Return the shape of what comes from the stage before."""
+        return *batch.tokens.shape, self._width
