@@ -51,7 +51,7 @@ def test_its_gain_has_an_interval(result: StudyResult) -> None:
     gain = result.gain
     assert gain is not None and gain.low is not None and gain.high is not None
     assert gain.low < gain.speedup < gain.high and gain.speedup == pytest.approx(3.0)
-    assert gain.is_clear and not gain.is_confirmed and "clear" in str(gain) and str(gain) in repr(result)
+    assert gain.is_confirmed and "confirmed" in str(gain) and str(gain) in repr(result)
 
 
 def test_it_is_loaded_by_its_folder_and_by_its_name(result: StudyResult) -> None:

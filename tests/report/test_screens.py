@@ -128,11 +128,11 @@ def test_memory_that_a_log_shows_while_it_runs_reaches_the_listener() -> None:
 
 def test_piped_lines_carry_memory_and_what_matters_within_eighty_columns_in_columns() -> None:
     lines = [
-        trial_line(trial(1, 221.1), "TP8 mbs1 full", "best 221.1").plain,
-        trial_line(trial(12, 197.0), LONG, "best 221.1").plain,
-        trial_line(trial(3, 61_000.0), "TP8", "best").plain,
-        trial_line(trial(4, 0.5), MODULES, "best").plain,
-        trial_line(trial(5, None, cause=OOM), "TP8", "best").plain,
+        trial_line(trial(1, 221.1), "1", "TP8 mbs1 full", "best 221.1").plain,
+        trial_line(trial(12, 197.0), "12", LONG, "best 221.1").plain,
+        trial_line(trial(3, 61_000.0), "3", "TP8", "best").plain,
+        trial_line(trial(4, 0.5), "4", MODULES, "best").plain,
+        trial_line(trial(5, None, cause=OOM), "5", "TP8", "best").plain,
     ]
     assert {line.index(" ok ") for line in lines[:4]} == {lines[4].index(" oom ")}
     points = [

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from zenith_tune.study.precision import LEAST_NOISE, LaunchNoise, critical_t, locate, rank_trend, relative_error
+from zenith_tune.study.precision import (
+    LAUNCHES_ERROR,
+    LEAST_NOISE,
+    LaunchNoise,
+    critical_t,
+    locate,
+    rank_trend,
+    relative_error,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,11 @@ def test_the_noise_between_launches_is_learned_from_pairs_of_runs(sd: float) -> 
     rng = random.Random(0)
     seen = LaunchNoise().seen([math.sqrt(2) * sd * rng.gauss(0, 1) for _ in range(40)])
     assert LaunchNoise().half_width > 0.1 and seen.sd == pytest.approx(sd, rel=0.3)
-    assert seen.half_width == pytest.approx(critical_t(0.1, 41) * math.sqrt(2) * seen.sd)
+    assert seen.half_width == pytest.approx(critical_t(LAUNCHES_ERROR, 40) * math.sqrt(2) * seen.sd, rel=0.02)
+
+
+def test_noise_that_a_quiet_machine_does_not_have_is_not_averaged_with_its(sd: float = 0.02) -> None:
+    assert LaunchNoise().seen([sd]).half_width == pytest.approx(critical_t(LAUNCHES_ERROR, 1) * sd)
 
 
 def test_an_outlier_moves_nothing() -> None:

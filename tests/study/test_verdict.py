@@ -77,7 +77,7 @@ def test_runs_that_differ_widen_the_interval() -> None:
 
 
 def test_a_gain_many_times_the_noise_is_clear_and_a_smaller_one_is_to_be_confirmed() -> None:
-    clear, doubtful = study_with(trial(1, 294.0)), study_with(trial(1, 130.0))
+    clear, doubtful = study_with(trial(1, 594.0)), study_with(trial(1, 130.0))
     found = verdict_of(clear, Budget(), num_gpus=1)
     assert found.is_clear and "clear" in found.sentence
     assert not doubtful.is_clear and not verdict_of(doubtful, Budget(), num_gpus=1).is_confirmed
@@ -86,7 +86,7 @@ def test_a_gain_many_times_the_noise_is_clear_and_a_smaller_one_is_to_be_confirm
 
 
 def test_a_gain_that_held_when_the_own_command_ran_again_is_confirmed_if_that_settles_it() -> None:
-    settled, open_ = study_with(trial(1, 143.0), again=100.1), study_with(trial(1, 100.5), again=100.1)
+    settled, open_ = study_with(trial(1, 243.0), again=100.1), study_with(trial(1, 100.5), again=100.1)
     assert verdict_of(settled, Budget(), num_gpus=1).is_confirmed
     assert not verdict_of(open_, Budget(), num_gpus=1).is_confirmed
 
@@ -139,7 +139,7 @@ def test_where_options_take_no_effect_nothing_is_claimed() -> None:
 def test_an_own_command_over_the_memory_limit_is_not_the_best() -> None:
     study = study_with(trial(1, 90.0, 58.0), trial(2, 95.0, 79.0))
     study.limit_memory(60 * GIB)
-    study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of=0)
+    study.own_runs[:] = [trial(0, 100.0, 79.0, is_baseline=True, of=0)]
     verdict = verdict_of(study, Budget(), num_gpus=1)
     assert study.fastest is not None and study.fastest.number == 1
     assert verdict.speedup == pytest.approx(0.9) and "79.0 GiB" in verdict.sentence
@@ -148,7 +148,7 @@ def test_an_own_command_over_the_memory_limit_is_not_the_best() -> None:
 def test_where_nothing_is_within_the_memory_limit_the_own_command_does_not_stay_the_best() -> None:
     for trials in ((), (trial(1, 90.0, 70.0),)):
         study = study_with(*trials)
-        study.first_baseline = study.baseline = trial(0, 100.0, 79.0, is_baseline=True, of=0)
+        study.own_runs[:] = [trial(0, 100.0, 79.0, is_baseline=True, of=0)]
         study.limit_memory(60 * GIB)
         sentence = verdict_of(study, Budget(), num_gpus=1).sentence
         assert "79.0 GiB" in sentence and "60.0 GiB" in sentence

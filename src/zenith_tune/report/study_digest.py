@@ -150,7 +150,7 @@ class StudyDigest:
     ) -> Json:
         preset, snapshot = self.preset(view), self._trials.get(each.number)
         if snapshot is None or each.is_running:
-            snapshot = _snapshot(each, preset.label(each))
+            snapshot = _snapshot(each, preset.label(each), view.study.name_of(each.trial))
             if not each.is_running:
                 self._trials[each.number] = snapshot
         # A strategy reports what it expected at its end, long after a trial's.
@@ -279,12 +279,12 @@ def _causes(failed: list[Json]) -> list[Json]:
     return sorted(alike.values(), key=lambda cause: -len(cause["numbers"]))[:MAX_CAUSES]
 
 
-def _snapshot(each: TrialView, label: str) -> Json:
+def _snapshot(each: TrialView, label: str, name: str) -> Json:
     trial = each.trial
     went_well = trial.ok and not each.is_running
     return {
         "number": each.number,
-        "name": trial.name,
+        "name": name,
         "rerun_of": trial.rerun_of,
         "label": label,
         "state": each.state,

@@ -106,7 +106,7 @@ def _headline(study: Json) -> str:
     gain += " (within the noise)" if study["is_within_noise"] else ""
     if study["best_is_own"]:
         gain = ", with the settings of your own command: no gain"
-    again = ", confirmed by a second run" if study["best_reruns"] and not study["is_within_noise"] else ""
+    again = ", confirmed by repeated runs" if study["best_reruns"] and not study["is_within_noise"] else ""
     first = next((trial for trial in study["trials"] if trial["number"] == study["best"]), best)
     name = f"Best: trial {best['name']}, **{escaped(first['label'])}**"
     return f"{name}, {escaped(value)}{gain}{again} ({counts})."

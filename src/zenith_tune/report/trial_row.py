@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_bytes, format_gain, format_seconds, format_spread, format_value
 
@@ -28,16 +29,16 @@ class TrialRow:
     duration_s: float | None = None
 
     @classmethod
-    def of_trial(cls, trial: Trial, label: str, *, gain: float | None = None, state: str = "") -> Self:
+    def of_trial(cls, trial: Trial, label: str, study: Study, *, state: str = "") -> Self:
         return cls(
-            name=trial.name,
+            name=study.name_of(trial),
             label=label,
             state=state or str(trial.outcome),
             is_baseline=trial.is_baseline,
             iterations=trial.num_samples,
             value=trial.value,
             half_width=trial.half_width,
-            gain=gain,
+            gain=study.gain_of(trial),
             step_s=trial.step_s,
             memory_bytes=trial.peak_memory_bytes,
             duration_s=trial.duration_s,

@@ -141,6 +141,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
+LAUNCHES_ERROR = 0.02
+"""Error of a single interval of which 90% hold, where one looks after each of the runs that confirm a gain and takes
+up another trial where one fails."""
 FIRST_LAUNCHES = 0.2
 """Half of the 90% interval where no command ran twice: of 22 pairs of runs on an H200, most of them with the first run
 of a cold or shared machine, 18 differed by less (benchmarks/results/h200-*, 2026-11-15 to 2026-11-18)."""
@@ -179,8 +182,14 @@ class LaunchNoise:
 
     @property
     def half_width(self) -> float:
-        """Half of the 90% interval of the logarithm of the ratio of two runs."""
-        return critical_t(0.1, self.num_pairs + 1) * math.sqrt(2) * self.sd if self.num_pairs else FIRST_LAUNCHES
+        """Half of the 90% interval of the logarithm of the ratio of two runs.
+
+        That of Student's t, without the pair that a quiet machine is worth too: another one is not quiet.
+        """
+        if not self.num_pairs:
+            return FIRST_LAUNCHES
+        alone = critical_t(LAUNCHES_ERROR, self.num_pairs) * math.sqrt(self.squares / self.num_pairs)
+        return max(alone, critical_t(LAUNCHES_ERROR, self.num_pairs + 1) * math.sqrt(2) * self.sd)
 
     def seen(self, ratios: Iterable[float]) -> LaunchNoise:
         """Return what is known after more pairs, by the logarithms of their ratios."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from zenith_tune.study.gain import PairedGain, paired_gain
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.precision import TO_90, LaunchNoise
@@ -22,8 +23,15 @@ LEAST_GAIN = 0.01
 """The smallest gain that is worth a trial: two runs of one command differ by nearly as much."""
 SURE = 2.0
 """Standard errors by which a run must be faster to count as faster."""
-CLEAR = 3.0
-"""Half-widths of its 90% interval by which a gain is clear without a second run."""
+CLEAR, CLEAR_UNSEEN = 3.0, 8.0
+"""Half-widths of its 90% interval by which a gain is clear without more runs, and where fewer than two pairs of runs
+have shown what two launches differ by."""
+CONFIRMS, MOST_PAIRS = 2, 4
+"""Neighbouring pairs of runs that confirm a gain, and after which one that is in doubt stays so."""
+UNLIKE = 2.0
+"""Times the noise of earlier studies on the machine from which it is another one now."""
+TOO_NOISY = 0.2
+"""Half of the 90% interval of a gain by launches alone from which the machine is too noisy, as a logarithm."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
@@ -63,16 +71,12 @@ class Study:
         self.earlier_launches = LaunchNoise()
         """How much runs of one command differed in earlier studies on the machine."""
         self.trials: list[Trial] = []
-        self.first_baseline: Trial | None = None
-        """The user's own command as it ran first, on a machine that may have been cold."""
-        self.baseline: Trial | None = None
-        """The run of it that counts: the one at the end, where there was one."""
+        self.own_runs: list[Trial] = []
+        """The runs of the user's own command, the first on a machine that may have been cold."""
         self._checked: Trial | None = None
         """The best of those that ran again at the end."""
         self._unchecked: Trial | None = None
         """The best of all others."""
-        self.failed_again: list[Trial] = []
-        """Runs of the user's own command at the end that did not go well."""
         self.max_trials: int | None = None
         """The most runs that count in the budget, once that is known; None: as many as pay."""
         self.max_reruns = MAX_RERUNS
@@ -126,22 +130,24 @@ class Study:
     def add(self, trial: Trial) -> None:
         """Take in a finished trial."""
         if trial.is_baseline:
-            if not trial.is_rerun:
-                self.first_baseline = self.baseline = trial
-            elif trial.ok:
-                self.baseline = trial
-            else:
-                self.failed_again.append(trial)
+            self.own_runs.append(trial)
             return
         self.trials.append(trial)
         self._fewest_settings = min(self._fewest_settings, len(trial.params))
         if trial.rerun_of is not None:
             self._replaced.add(trial.rerun_of)
-            self._unchecked = None
-            for each in self.trials[:-1]:
-                if not each.is_rerun:
-                    self._weigh(each)
+            self.limit_memory(self.memory_limit_bytes)
         self._weigh(trial)
+
+    @property
+    def first_baseline(self) -> Trial | None:
+        """The first run of the user's own command."""
+        return self.own_runs[0] if self.own_runs else None
+
+    @property
+    def baseline(self) -> Trial | None:
+        """The run of it that counts: the last that went well."""
+        return next((trial for trial in reversed(self.own_runs) if trial.ok), self.first_baseline)
 
     @property
     def best(self) -> Trial | None:
@@ -152,8 +158,12 @@ class Study:
         """
         if self._checked is None:
             return self._unchecked
-        is_open = len(self._replaced) < self.max_reruns
-        return self.contender if is_open and self.contender is not None else self._checked
+        return self.contender if self.is_open and self.contender is not None else self._checked
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more trials may run again."""
+        return len(self._replaced) < self.max_reruns
 
     @property
     def contender(self) -> Trial | None:
@@ -173,15 +183,12 @@ class Study:
     @property
     def num_counted(self) -> int:
         """Count the runs that the budget of trials holds: all but the first of the user's own command."""
-        own_again = self.baseline is not self.first_baseline
-        return len(self.trials) + own_again + len(self.failed_again)
+        return len(self.trials) + len(self.own_runs[1:])
 
     @property
     def runs(self) -> list[Trial]:
         """Every run, those of the user's own command first."""
-        first, again = self.first_baseline, self.baseline
-        own = [trial for trial in (first, again if again is not first else None) if trial is not None]
-        return [*own, *self.failed_again, *self.trials]
+        return [*self.own_runs, *self.trials]
 
     @property
     def counted(self) -> list[Trial]:
@@ -193,10 +200,23 @@ class Study:
         self.max_reruns = len(self._replaced) + MAX_RERUNS
 
     def first_run(self, trial: Trial) -> Trial | None:
-        """Return the trial that a rerun repeats."""
+        """Return the first run of what a rerun repeats."""
         if trial.is_baseline:
             return self.first_baseline if trial.is_rerun else None
-        return next((each for each in self.trials if each.number == trial.rerun_of), None)
+        repeated = self._repeated(trial)
+        return (self.first_run(repeated) or repeated) if repeated is not None else None
+
+    def _repeated(self, trial: Trial) -> Trial | None:
+        """Return the run that a rerun repeats, which may be a rerun itself."""
+        runs = self.own_runs if trial.is_baseline else self.trials
+        return next((each for each in runs if trial.is_rerun and each.number == trial.rerun_of), None)
+
+    def name_of(self, trial: Trial) -> str:
+        """Return what tables and lines call a run: base, 3, and 3' and 3'' where trial 3 is repeated."""
+        if trial.is_baseline or not trial.is_rerun:
+            return "base" if trial.is_baseline else str(trial.number)
+        repeated = self._repeated(trial)
+        return f"{trial.rerun_of if repeated is None else self.name_of(repeated)}'"
 
     def number_of(self, trial: Trial) -> int:
         """Return the number that a trial is known by: that of its first run, whichever run counts."""
@@ -204,7 +224,11 @@ class Study:
 
     def reruns_of(self, trial: Trial) -> list[int]:
         """Return the numbers of the runs that repeated a trial to confirm it."""
-        return [each.number for each in self.trials if each.rerun_of == self.number_of(trial)]
+        return [each.number for each in self._reruns(trial)]
+
+    def _reruns(self, trial: Trial) -> list[Trial]:
+        number = self.number_of(trial)
+        return [each for each in self.trials if each.is_rerun and self.number_of(each) == number]
 
     def limit_memory(self, limit_bytes: float | None) -> None:
         """Choose the best among what takes no more of a GPU's memory."""
@@ -256,8 +280,7 @@ class Study:
 
     def _weigh(self, trial: Trial) -> None:
         """Take a trial for the best of its kind, if it is: of those that ran again, or of all others."""
-        is_replaced = trial.number in self._replaced and not trial.is_rerun
-        if is_replaced or not self.may_be_best(trial) or not self._is_proven(trial):
+        if trial.number in self._replaced or not self.may_be_best(trial) or not self._is_proven(trial):
             return
         if trial.is_rerun:
             self._checked = self._better_of(self._checked, trial)
@@ -270,14 +293,15 @@ class Study:
 
         Where options take no effect, it is that command; where it takes more memory than it may, it is a trial.
         """
-        base, best = self.baseline, self.best
+        base, best, gain = self.baseline, self.best, self.gain_of(self.best) if self.best is not None else None
         if base is None or base.value is None:
             return best
         if best is None or best.value is None or not self.is_sound:
             return base
         if not self.may_be_best(base):
             return best
-        return best if self.direction.better(best.value, than=base.value) else base
+        is_better = self.direction.better(best.value, than=base.value) if gain is None else gain > 0
+        return best if is_better else base
 
     @property
     def gain(self) -> float | None:
@@ -295,54 +319,93 @@ class Study:
 
     def gain_of(self, trial: Trial) -> float | None:
         """Return how much faster a trial is than the user's own command; None where no ratio can be stated."""
+        found = self._paired(trial)
+        return None if found is None else math.expm1(found.log)
+
+    def _paired(self, trial: Trial) -> PairedGain | None:
+        """Return the gain of a trial by its neighbours among the runs of the user's own command.
+
+        First runs do not count where a later one does: the machine was cold then, or the trial chosen for its luck.
+        """
         base = self.baseline
-        if base is None or (base.value or 0.0) <= 0 or (trial.value or 0.0) <= 0:
+        if base is None or not base.ok or not trial.ok:
             return None
-        assert base.value is not None and trial.value is not None
-        gain = self.direction.gain(trial.value, over=base.value)
-        return gain if math.isfinite(gain) else None
+        tried = [each for each in self._reruns(trial) if each.ok] if trial.is_rerun else []
+        return paired_gain(self._own_again or [base], tried or [trial], self.direction)
+
+    @property
+    def _own_again(self) -> list[Trial]:
+        return [run for run in self.own_runs if run.ok and run.is_rerun]
+
+    def next_confirming(self, *, always: bool = False) -> Trial | None:
+        """Return which of the user's own command and the best trial runs next, in turn, to confirm the gain.
+
+        None where nothing is in doubt, or too many runs have not told; `always` repeats both whatever they show.
+        """
+        base, best = self.baseline, self.best
+        if base is None or best is None or self.gain is None or self.gain <= 0 or self.fastest is base:
+            return None
+        are_repeated = base.is_rerun and best.is_rerun
+        if are_repeated and self.gain < LEAST_GAIN and not self.noisy_ratio:
+            return None
+        if self.num_pairs >= MOST_PAIRS or (self.is_settled and (are_repeated or not always)):
+            return None
+        if not any(run.number > best.number for run in self._own_again):
+            return base
+        return best if self.is_open else None
 
     @property
     def launch_noise(self) -> LaunchNoise:
-        """How much two runs of one command differ, by those that ran again and by earlier studies on the machine."""
-        ratios = self.rerun_ratios()
-        known = self.earlier_launches.seen(ratios)
-        # Quiet runs of other jobs say nothing against noise that this one has shown.
-        return max(known, LaunchNoise().seen(ratios), key=lambda noise: noise.half_width) if ratios else known
+        """How much two runs of one command differ.
 
-    def rerun_ratios(self, besides: Iterable[Trial] = ()) -> list[float]:
-        """Return the logarithms of the ratios between a run and its first.
+        By neighbouring runs, where the best trial has such; else by first runs and those that repeat them, and by
+        earlier studies on the machine.
+        """
+        best = self.best
+        if best is not None and best.is_rerun and (near := self.rerun_ratios(near=True)):
+            return LaunchNoise().seen(near)
+        seen, earlier = LaunchNoise().seen(far := self.rerun_ratios()), self.earlier_launches
+        # Quiet runs of other jobs say nothing against noise that this one has shown.
+        return seen if far and seen.sd > UNLIKE * earlier.sd else earlier.seen(far)
+
+    def rerun_ratios(self, *, near: bool = False, besides: Iterable[Trial] = ()) -> list[float]:
+        """Return the logarithms of the ratios between a second run and its first, or of those between later ones.
 
         `besides` are trials that are left out.
         """
         left_out = {(trial.is_baseline, trial.number) for trial in besides}
         pairs = [
-            (trial.value or 0.0, first.value or 0.0)
-            for trial in (*self.trials, self.baseline)
-            if trial is not None
-            if (trial.is_baseline, trial.number) not in left_out and (first := self.first_run(trial)) is not None
+            (trial.value or 0.0, before.value or 0.0)
+            for trial in self.runs
+            if (trial.is_baseline, trial.number) not in left_out
+            if (before := self._repeated(trial)) is not None and before.is_rerun is near
         ]
-        return [math.log(again / first) for again, first in pairs if again > 0 and first > 0]
+        return [math.log(again / before) for again, before in pairs if again > 0 and before > 0]
 
     @property
     def gain_half_width(self) -> float | None:
         """Half of the 90% interval of the logarithm of the gain; None where there is nothing to compare.
 
-        Two errors for each of the two runs: that of its iterations, and that of one launch against the next. With few
+        Two errors for each of the runs: that of its iterations, and that of one launch against the next. With few
         runs that were repeated, the interval is wide.
         """
-        noise = self._iterations_half_width
-        return None if noise is None else math.hypot(noise, self.launch_noise.half_width)
+        found = self._best_paired
+        return None if found is None else math.hypot(TO_90 * found.error, self._launches_half_width)
+
+    @property
+    def _best_paired(self) -> PairedGain | None:
+        return None if self.best is None else self._paired(self.best)
+
+    @property
+    def _launches_half_width(self) -> float:
+        found = self._best_paired
+        return self.launch_noise.half_width * found.launches / math.sqrt(2) if found is not None else 0.0
 
     @property
     def noise_half_width(self) -> float | None:
         """The same by what was seen alone: where no command ran twice, by the iterations of both runs."""
-        return self.gain_half_width if self.launch_noise.num_pairs else self._iterations_half_width
-
-    @property
-    def _iterations_half_width(self) -> float | None:
-        both = [trial.standard_error for trial in (self.best, self.baseline) if trial is not None]
-        return TO_90 * math.hypot(*both) if len(both) == 2 else None
+        found = self._best_paired
+        return self.gain_half_width if self.launch_noise.num_pairs or found is None else TO_90 * found.error
 
     @property
     def is_within_noise(self) -> bool:
@@ -351,16 +414,29 @@ class Study:
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) <= half_width
 
     @property
+    def noisy_ratio(self) -> float | None:
+        """The largest ratio of two runs of one command, where these differ by too much to tell what is faster."""
+        seen, gain = self.rerun_ratios(near=True) or self.rerun_ratios(), self.gain
+        if not seen or gain is None or self._launches_half_width < max(abs(math.log1p(gain)), TOO_NOISY):
+            return None
+        return math.exp(max(map(abs, seen)))
+
+    @property
     def is_clear(self) -> bool:
         """Whether the gain is so many times its noise that no further run can put it in doubt."""
         gain, half_width = self.gain, self.gain_half_width
-        return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= CLEAR * half_width
+        times = CLEAR if self.launch_noise.num_pairs > 1 else CLEAR_UNSEEN
+        return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= times * half_width
 
     @property
     def is_settled(self) -> bool:
-        """Whether the gain needs no further run: it is clear, or stands after the own command ran again."""
-        has_own = self.baseline is not None and self.baseline.is_rerun
-        return self.is_clear or (has_own and (self.gain or 0.0) > 0 and not self.is_within_noise)
+        """Whether the gain stands without more runs: it is clear, or beyond the noise by neighbouring runs."""
+        return self.is_clear or (self.num_pairs >= CONFIRMS and (self.gain or 0.0) > 0 and not self.is_within_noise)
+
+    @property
+    def num_pairs(self) -> int:
+        """Count the neighbouring pairs of runs that the gain is from."""
+        return self._best_paired.num_pairs if self._best_paired is not None else 0
 
     def counts(self) -> Counter[Outcome]:
         """Count the trials by outcome, without those that ran another one again."""

@@ -101,11 +101,6 @@ class Trial:
         return f"Trial({name}: {self.outcome}, {found}; {dict(self.params)})"
 
     @property
-    def name(self) -> str:
-        """What tables and lines call it; a run that repeats trial 3 is 3', and your own command is base."""
-        return "base" if self.is_baseline else str(self.number) if self.rerun_of is None else f"{self.rerun_of}'"
-
-    @property
     def mark(self) -> str:
         """What goes behind the trial's label wherever it is shown."""
         return AGAIN if self.is_rerun else ""

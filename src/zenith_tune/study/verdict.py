@@ -16,8 +16,6 @@ from zenith_tune.units import count, format_bytes, format_seconds, format_value,
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
 SAFER = 0.90
-TOO_NOISY = 1.2
-"""A ratio between two runs of one command that only other load on the machine explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +114,10 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         sentence = f"{takes}: {found}, {1 + gain:.2f}x your own command"
         return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share)
     if gain <= 0 or study.fastest is base:
+        half = study.gain_half_width or 0.0
+        low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
+        if (noisy := _too_noisy(study, 1 + gain, low, high)) is not None:
+            return Verdict(sentence=noisy, speedup=1.0)
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within
         return Verdict(sentence=f"no gain: none of {num} is {_faster(best)} than your own command", speedup=1.0)
@@ -144,8 +146,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     assert best is not None and gain is not None
     half = study.gain_half_width
     assert half is not None
-    reruns = [trial.is_rerun for trial in (best, study.baseline) if trial is not None]
-    is_confirmed = all(reruns) or (any(reruns) and study.is_settled)
+    is_confirmed = study.is_settled and any(run is not None and run.is_rerun for run in (best, study.baseline))
     ties = tuple(study.number_of(trial) for trial in _ties(study))
     safer = _safer(study, memory_share, capacity_bytes)
     low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
@@ -219,16 +220,23 @@ def _faster(trial: Trial) -> str:
 
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:
     if study.is_within_noise:
-        worst = math.exp(max(map(abs, study.rerun_ratios()), default=0.0))
-        if worst > TOO_NOISY:
-            noise = f"runs of one command differed by up to {worst:.2g}x"
-            return f"the machine is too noisy to tell: {noise}; measured {speedup:.2f}x ({low:.2f} to {high:.2f})"
-        return f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
+        return (
+            _too_noisy(study, speedup, low, high)
+            or f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
+        )
     assert study.best is not None
     how = "confirmed" if is_confirmed else "clear" if study.is_clear else "not confirmed"
     if how == "not confirmed" and not study.launch_noise.num_pairs:
         how += f": two launches may differ by {FIRST_LAUNCHES:.0%}"
     return f"{speedup:.2f}x {_faster(study.best)} ({low:.2f} to {high:.2f}, {how})"
+
+
+def _too_noisy(study: Study, speedup: float, low: float, high: float) -> str | None:
+    """Say what was seen of a machine on which runs differ by too much to tell; None where they do not."""
+    if (ratio := study.noisy_ratio) is None:
+        return None
+    noise = f"the machine is too noisy to tell: runs of one command differed by up to {ratio:.2g}x"
+    return f"{noise}; measured {speedup:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def _phases(study: Study, speedup: float) -> str:

@@ -1,9 +1,9 @@
-"""Whether a gain holds: where it is in doubt, the best trial and the user's own command run once more.
+"""Whether a gain holds: where it is in doubt, the user's own command and the best trial run again, in turn.
 
 The first run of a cold machine may be far slower than the same run later, and the user's own command is always the
 first; trials that ran side by side may have slowed one another. A gain that is many times what launches differ by is
-clear without. What a run measured again is what counts of it: the first was chosen for being fast, so that the mean of
-both would overstate it.
+clear without. First runs do not count where a later one does: the trial was chosen for being fast, so that the mean of
+both would overstate it. Runs in turn are compared with their neighbours, so that slow drift of the machine cancels.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import math
 from zenith_tune.evaluators.early_stop import saved_share
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import MAX_RERUNS, MIN_DIFFERENCE
-from zenith_tune.study.trial import Outcome, RunKey, Trial
+from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.tuning.session import StudySession
 from zenith_tune.units import format_value
 
-RESERVED_SHARE = 3
-"""The search reserves one trial in so many for what confirms its gain, up to `RESERVED`."""
-RESERVED = 2
-"""The user's own command again, and the best trial again."""
-MAX_RUNS = MAX_RERUNS + 1
+RESERVED_SHARE, RESERVED = 3, 3
+"""The search reserves one trial in so many for what confirms its gain, up to so many: the user's own command again,
+the best trial again, and the own command once more."""
+MAX_RUNS = MAX_RERUNS + 3
 """Runs that confirm a gain: trials, and the user's own command."""
 
 
@@ -29,7 +28,7 @@ def reserved_runs(num_trials: int | None) -> int:
     """Return how many of `--n-trials` are left to confirm a gain.
 
     >>> [reserved_runs(num) for num in (1, 2, 3, 6, 20)]
-    [0, 0, 1, 2, 2]
+    [0, 0, 1, 2, 3]
     """
     return 0 if num_trials is None else min(num_trials // RESERVED_SHARE, RESERVED)
 
@@ -43,8 +42,8 @@ class Confirmation:
 
     def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True, always: bool = False) -> None:
         self._session, self._side_by_side, self._claims, self._always = session, side_by_side, claims, always
-        self._has_own = False
-        """Whether the own command has run again by now; an earlier run of the study was on the machine of then."""
+        self._num_left = MAX_RUNS
+        """Runs in turn that there may be."""
         self._num_failed = 0
         """Confirming runs that were out of memory and are dealt with."""
 
@@ -55,24 +54,22 @@ class Confirmation:
         if not (self._side_by_side or self._claims_gain()):
             return []
         if first is None:
-            return self._own_again()
+            return self._in_turn()
         is_due = self._side_by_side or self._session.config.preset.confirming(first.params) is not None
         # Its first run, on a machine that may have been cold, is what is in doubt most, and often all that is.
-        lines = [] if is_due else self._own_again()
-        if not (is_due or self._is_in_doubt()):
+        lines = [] if is_due else self._in_turn(1)
+        if not (is_due or self._next() is not None):
             return lines
         again = self._again(first)
         num_before = sum(trial.is_rerun for trial in study.trials)
-        lines += [*self._until_one_fits(again), *self._own_again()]
         gain = self._gain(again, over=first)
+        lines += [*self._until_one_fits(again), *self._in_turn()]
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
         if study.may_be_best(first):
             near = self._near(first, gain if differs else None)
-            for _ in range(MAX_RERUNS - 1):  # then those that are best by now
-                following = near.pop(0) if near else study.contender
-                if following is None:
-                    break
-                self._again(following)
+            while study.is_open and (following := near.pop(0) if near else study.contender) is not None:
+                self._again(following)  # then those that are best by now
+            lines += self._in_turn()
         num_more = sum(trial.is_rerun for trial in study.trials) - num_before
         return [self._verdict(first, again, gain, num_more, differs=differs), *lines]
 
@@ -116,26 +113,28 @@ class Confirmation:
         if identity not in known and not config.preset.prune(params):
             self._session.run_point(params, identity, why)
 
-    def _own_again(self) -> list[str]:
-        """Run the user's own command again where the gain over it is in doubt; returns what is to be said of it."""
-        if self._has_own or not self._is_in_doubt():
-            return []
-        self._has_own = True
-        trial = self._session.run_baseline(again=True)
-        if trial.ok:
-            return []
-        return [f"your own command, run again, failed ({trial.cause}): the gain is not confirmed"]
+    def _in_turn(self, most: int = MAX_RUNS) -> list[str]:
+        """Run the user's own command and the best trial in turn while the gain is in doubt; returns what failed."""
+        for _ in range(most):
+            following = self._next()
+            if following is None:
+                break
+            self._num_left -= 1
+            trial = self._session.run_baseline(again=True) if following.is_baseline else self._again(following)
+            if not trial.ok:
+                self._num_left = 0
+                who = "your own command" if following.is_baseline else f"trial {self._session.study.number_of(trial)}"
+                return [f"{who}, run again, failed ({trial.cause}): the gain is not confirmed"]
+        return []
 
     def _claims_gain(self) -> bool:
         """Tell whether there is a gain over the user's own command that wants confirmation."""
         study = self._session.study
         return self._claims and study.gain is not None and study.gain > 0 and study.fastest is not study.baseline
 
-    def _is_in_doubt(self) -> bool:
-        """Tell whether a second run may change what is said of the gain."""
-        study = self._session.study
-        have_both = all(trial is not None and trial.is_rerun for trial in (study.best, study.baseline))
-        return self._claims_gain() and not have_both and (self._always or not study.is_settled)
+    def _next(self) -> Trial | None:
+        """Return what runs next to confirm the gain."""
+        return self._session.study.next_confirming(always=self._always) if self._claims and self._num_left else None
 
     def _verdict(self, first: Trial, again: Trial, gain: float | None, num_more: int, *, differs: bool) -> str:
         if gain is None:
@@ -165,12 +164,11 @@ class Confirmation:
             return None
         at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
         was = f"your own command measured {at_first} at first and {at_end} at the end"
-        return f"the machine drifted: {was} ({gain:+.1%}); the gain is over the later run"
+        return f"the machine drifted: {was} ({gain:+.1%}); the gain is by neighbouring runs"
 
     def _again(self, trial: Trial) -> Trial:
-        known = self._session.recorded.get(RunKey(trial.identity, rerun_of=trial.number))
-        why = f"trial {trial.number} again, to confirm it"
-        return known or self._session.run_point(dict(trial.params), trial.identity, why, rerun_of=trial.number)
+        why = f"trial {self._session.study.number_of(trial)} again, to confirm it"
+        return self._session.run_point(dict(trial.params), trial.identity, why, rerun_of=trial.number)
 
     def _near(self, best: Trial, gain: float | None) -> list[Trial]:
         """Return the trials that may be better than the best is now, the nearest first.
@@ -178,12 +176,12 @@ class Confirmation:
         The one whose second run saves more training than it costs; all that neighbours may have put behind it, where
         they did.
         """
-        known, study = self._session.recorded, self._session.study
+        study = self._session.study
         near = [
             (abs(behind), trial)
             for trial in study.trials
             if trial.number != best.number and not trial.is_rerun
-            if RunKey(trial.identity, rerun_of=trial.number) not in known
+            if not study.reruns_of(trial)
             if study.may_be_best(trial)
             if (behind := self._gain(trial, over=best)) is not None
         ]

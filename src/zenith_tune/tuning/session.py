@@ -30,12 +30,12 @@ from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.record.server.url import database_path, shown
 from zenith_tune.runners.base import Job, Runner
+from zenith_tune.runners.launch.left_files import State, state_of, without_open, written_files
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.strategies.base import TuningStrategy, await_first
 from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
-from zenith_tune.study.left_files import State, state_of, without_open, written_files
 from zenith_tune.study.parameters import Params
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, RunKey, Trial
@@ -69,6 +69,8 @@ class StudySession:
         self.study.earlier_launches = self._launches.read()
         self.recorded: dict[RunKey, Trial] = {}
         """The finished trials of earlier runs of this study."""
+        self._loaded: list[Trial] = []
+        """All of them, those of the user's own command too."""
         self._preset = config.preset
         self._ask_preset()
         self._interruption = interruption
@@ -292,7 +294,7 @@ class StudySession:
 
     def keep_launches(self) -> None:
         """Keep for later studies on the machine what the reruns have shown of its noise."""
-        self._launches.add(self.study.rerun_ratios(besides=self.recorded.values()))
+        self._launches.add(self.study.rerun_ratios(besides=self._loaded))
 
     def export(self) -> None:
         """Write CSV, JSON and the best command."""
@@ -490,6 +492,7 @@ class StudySession:
             self._let_preset_learn(trial)
             if not trial.is_baseline:
                 self.recorded[trial.key] = trial
+        self._loaded = self.study.runs
         self.study.allow_reruns()
 
     def _let_preset_learn(self, trial: Trial) -> None:

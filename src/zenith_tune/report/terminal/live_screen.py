@@ -109,15 +109,16 @@ class LiveScreen(RunningTrials):
         best = self.study.fastest
         parts = []
         if best is not None and best.value is not None:
-            who = "your command" if best.is_baseline else f"trial {best.name}"
+            who = "your command" if best.is_baseline else f"trial {self.study.name_of(best)}"
             parts.append(f"best {format_value(best.value)} ({who})")
         return ", ".join([*parts, *self.how_far()]) or "no value yet"
 
     def draw(self) -> DrawnTrials:
-        ended = []
-        for trial, label in list(self._recent):
+        ended, study = [], self.study
+        for trial, label in list(self._recent) if study is not None else ():
+            assert study is not None
             rest = (trial.early or trial.why) if trial.value is not None else trial.cause or ""
-            cells = TrialRow.of_trial(trial, label).cells(*NAMES)
+            cells = TrialRow.of_trial(trial, label, study).cells(*NAMES)
             ended.append(ScreenRow(cells=cells, style=STYLES.get(trial.outcome, ""), rest=rest))
         running = [_running_row(running) for running in list(self.running.values())]
         return DrawnTrials(ended, running, f"{self.bar()} {self.status()}".strip())

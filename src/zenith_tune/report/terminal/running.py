@@ -110,7 +110,8 @@ class RunningTrials(StudyListener):
         """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
         label = self.labels.get(number, "")
         first = next((each for each, known in self.labels.items() if known + AGAIN == label), None)
-        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}'"
+        times = sum(known == label for each, known in self.labels.items() if each <= number)
+        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}" + "'" * times
 
     def how_far(self) -> list[str]:
         """Return how far the study is, how long it still takes, and what it has spent of a budget."""

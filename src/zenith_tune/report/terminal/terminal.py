@@ -47,7 +47,6 @@ class Row:
 
     trial: Trial
     label: str
-    gain: float | None
 
 
 def running_text(running: RunningTrial) -> str:
@@ -108,7 +107,7 @@ class TerminalReporter(RunningTrials):
         super().trial_finished(trial, label, study)
         shown = self._label(label, trial.params)
         self._points.append((study.own_params or {} if trial.is_baseline else trial.params, shown))
-        self._rows.append(Row(trial=trial, label=shown, gain=study.gain_of(trial)))
+        self._rows.append(Row(trial=trial, label=shown))
         if self._live is not None:
             self._console.set_window_title(self.pace.title(study))
         elif self._outlook is not None:  # the user's own command waits for what is searched after it
@@ -200,15 +199,19 @@ class TerminalReporter(RunningTrials):
         self._num_printed = len(self._rows)
 
     def _row(self, row: Row, best: Trial | None) -> Text:
-        trial = row.trial
-        name = trial.name if not trial.is_baseline else "0" + "'" * trial.is_rerun
+        trial, study = row.trial, self.study
+        assert study is not None
+        name = "0" + "'" * trial.is_rerun if trial.is_baseline else study.name_of(trial)
         mark, style = ("*", "bold") if trial is best and not trial.is_baseline else ("", "")
         if trial.value is None:
             room = max(self._console.width - self._label_width - 8, MIN_LABEL)
             return Text(f"{self._cells(mark, name, row.label, [])}  {cut(failure_text(trial), room)}", style="red")
-        gain = "" if row.gain is None or trial.is_baseline else gain_text(row.gain)
+        gain = study.gain_of(trial)
+        shown = "" if gain is None or trial.is_baseline else gain_text(gain)
         memory = f"{trial.peak_memory_bytes / GIB:.0f} GiB" if trial.peak_memory_bytes else ""
-        return Text(self._cells(mark, name, row.label, [format_value(trial.value), gain, memory]).rstrip(), style=style)
+        return Text(
+            self._cells(mark, name, row.label, [format_value(trial.value), shown, memory]).rstrip(), style=style
+        )
 
     def _cells(self, mark: str, name: str, label: str, values: Sequence[str]) -> str:
         width = self._label_width

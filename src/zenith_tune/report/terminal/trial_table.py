@@ -37,7 +37,10 @@ def failure_lines(study: Study) -> list[str]:
     for trial in study.trials:
         if trial.cause is not None:
             groups.setdefault(trial.failure or str(trial.outcome), []).append(trial)
-    return [f"  {len(trials)} {kind} (trial {_numbers(trials)}): {trials[0].cause}" for kind, trials in groups.items()]
+    return [
+        f"  {len(trials)} {kind} (trial {_numbers(study, trials)}): {trials[0].cause}"
+        for kind, trials in groups.items()
+    ]
 
 
 def early_lines(study: Study) -> list[str]:
@@ -47,13 +50,14 @@ def early_lines(study: Study) -> list[str]:
         if trial.early is not None and not trial.is_rerun:
             groups.setdefault(_early_kind(trial.early), []).append(trial)
     return [
-        f"  {len(trials)} stopped early (trial {_numbers(trials)}){', e.g.' if trials[1:] else ':'} {trials[0].early}"
+        f"  {len(trials)} stopped early (trial {numbers}){', e.g.' if trials[1:] else ':'} {trials[0].early}"
         for trials in groups.values()
+        for numbers in [_numbers(study, trials)]
     ]
 
 
-def _numbers(trials: list[Trial]) -> str:
-    shown = ", ".join(trial.name for trial in trials[:_MAX_NUMBERS])
+def _numbers(study: Study, trials: list[Trial]) -> str:
+    shown = ", ".join(study.name_of(trial) for trial in trials[:_MAX_NUMBERS])
     return shown if len(trials) <= _MAX_NUMBERS else f"{shown}, ..."
 
 
@@ -82,7 +86,7 @@ def _chosen(study: Study) -> list[Trial]:
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     label = "your command" if trial.is_baseline else labels.get(trial.number, "")
     ended = str(trial.outcome) if trial.early is None else EARLY[_early_kind(trial.early)]
-    row = TrialRow.of_trial(trial, label, gain=study.gain_of(trial), state=ended)
+    row = TrialRow.of_trial(trial, label, study, state=ended)
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
     number, name, state, *rest = row.cells(*columns)
     mark = "* " if trial is study.fastest else ""
@@ -94,9 +98,9 @@ WHOLE, FRACTION = 7, 5
 """Digits of a value before its point, and the point with those behind it."""
 
 
-def trial_line(trial: Trial, label: str, status: str) -> Text:
+def trial_line(trial: Trial, name: str, label: str, status: str) -> Text:
     """Return number, layout, state, value and memory in columns, then what else is to say, and how the study stands."""
-    line = Text(f"trial {trial.name:>4}  {cut(label, LABEL):<{LABEL}}  ")
+    line = Text(f"trial {name:>4}  {cut(label, LABEL):<{LABEL}}  ")
     line.append(f"{trial.outcome!s:<9}", style=STYLES.get(trial.outcome, ""))
     parts = [_measured(trial) if trial.value is not None else f" {cut(trial.cause or '', _MAX_CAUSE)}"]
     parts += [label] if len(label) > LABEL and not trial.why else []  # the line of its start has it whole

@@ -110,7 +110,7 @@ class VerboseReporter(LiveScreen):
         if self._live is not None:
             self._console.set_window_title(self.pace.title(study))
         else:
-            self._console.print(trial_line(trial, label, self.status()), soft_wrap=True)
+            self._console.print(trial_line(trial, study.name_of(trial), label, self.status()), soft_wrap=True)
 
     def noted(self, line: str) -> None:
         self._say(f"note: {line}")
@@ -169,7 +169,7 @@ class VerboseReporter(LiveScreen):
         self._say(f"{count(study.num_searched, 'trial')}{shown}: {counts or 'none finished'}{extra}")
         if over := [trial for trial in study.trials if trial.ok and not study.is_within_limit(trial)]:
             limit = format_bytes(study.memory_limit_bytes or 0)
-            names = ", ".join(trial.name for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
+            names = ", ".join(study.name_of(trial) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)
             self._say(f"  {len(over)} ok, but over the memory limit of {limit}: trial {names}")
         for line in (*early_lines(study), *failure_lines(study)):
             self._say(line)
@@ -181,7 +181,7 @@ class VerboseReporter(LiveScreen):
             self._print_warnings(end)  # that there is none is the verdict
             return
         first = study.first_run(fastest) or fastest
-        who = "your own command" if fastest.is_baseline else f"trial {fastest.name}"
+        who = "your own command" if fastest.is_baseline else f"trial {study.name_of(fastest)}"
         label = self.labels.get(first.number, "")
         label = f", {label}" if label and not fastest.is_baseline else ""
         self._say(f"best: {who}{label}: {format_value(fastest.value, fastest.unit)}{format_range(fastest.half_width)}")

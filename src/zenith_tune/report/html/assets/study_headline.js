@@ -29,7 +29,7 @@ function studyHeadline(data, width) {
       beforeAndAfter(data, width),
       otherChoices(data),
       ownNotes(data),
-      first && !own && again && !data.is_within_noise ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by a second run (${again}).`) : null,
+      first && !own && again && !data.is_within_noise ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by repeated runs (${again}).`) : null,
       data.verdict || first?.why
         ? fold("verdict", "The verdict in full", () =>
             el("div", null, el("p", null, sentenceOf(data.verdict)), first?.why ? el("p", null, `Picked because: ${first.why}`) : null),
@@ -48,7 +48,7 @@ const sentenceOf = (text) => (text ? `${text.charAt(0).toUpperCase()}${text.slic
 function verdictSentence(data) {
   const { low, high, is_confirmed, is_clear, pays_after_hours, summary } = data.standing;
   if (!isNumber(low) || !isNumber(high) || data.is_within_noise) return sentenceOf(summary);
-  const sure = is_confirmed ? "confirmed by a second run" : is_clear ? "clear of the noise" : "not confirmed by a second run";
+  const sure = is_confirmed ? "confirmed by repeated runs" : is_clear ? "clear of the noise" : "not confirmed by repeated runs";
   const pays = isNumber(pays_after_hours) ? `; pays for itself after ${format.seconds(pays_after_hours * 3600)} of training` : "";
   return `90% range ${times(low)} to ${times(high)}, ${sure}${pays}.`;
 }

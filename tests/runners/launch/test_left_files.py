@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from zenith_tune.study import left_files
-from zenith_tune.study.left_files import state_of, without_open, written_files
+from zenith_tune.runners.launch import left_files
+from zenith_tune.runners.launch.left_files import state_of, without_open, written_files
 
 
 def state_after(folder: Path, *names: str, besides: tuple[Path, ...] = ()) -> dict[str, tuple[int, int]]:
