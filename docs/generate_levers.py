@@ -10,6 +10,7 @@ from typing import Any
 from zenith_tune.describe.megatron.version import NEWEST, OLDEST
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpLever
+from zenith_tune.presets.automodel.job import LEVERS as AUTOMODEL_LEVERS
 from zenith_tune.presets.levers import LeverDeclaration
 from zenith_tune.presets.megatron.levers.declaration import MegatronLever
 from zenith_tune.presets.megatron.levers.offered import LEVERS as MEGATRON_LEVERS
@@ -52,9 +53,10 @@ def tables() -> dict[str, str]:
             ("lever", "settings", "time", "memory"),
             [_row(each, _settings(each)) for each in TITAN_LEVERS],
         ),
-        "nanotron": _table(
-            ("lever", "keys", "time", "memory"), [_row(each, _assigned(each.sets)) for each in NANOTRON_LEVERS]
-        ),
+        **{
+            name: _table(("lever", "keys", "time", "memory"), [_row(each, _assigned(each.sets)) for each in levers])
+            for name, levers in (("nanotron", NANOTRON_LEVERS), ("Automodel", AUTOMODEL_LEVERS))
+        },
     }
 
 

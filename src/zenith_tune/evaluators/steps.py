@@ -23,6 +23,7 @@ _MARKS = (
     *("{'loss': ", "{'train_runtime': ", "{'train_loss': "),  # the Trainer of transformers
     "tps: ",  # torchtitan
     "tokens_per_sec_per_gpu: ",  # nanotron
+    " GiB | tps ",  # NeMo Automodel
 )
 """Texts that only trained steps are printed with."""
 _PLAIN = re.compile(

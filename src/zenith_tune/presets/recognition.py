@@ -7,6 +7,7 @@ from typing import Any
 
 FRAMEWORKS = {
     "accelerate": "accelerate",
+    "automodel": "automodel",
     "axolotl": "axolotl",
     "deepspeed": "deepspeed",
     "lightning": "lightning",
