@@ -137,7 +137,7 @@ def test_recognising_a_command_loads_no_preset() -> None:
     command = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2"
     code = f"from zenith_tune.presets.base import recognised_preset; recognised_preset({command!r})"
     loaded = modules_loaded_by(code)
-    assert "zenith_tune.presets.megatron.command" in loaded and len(loaded) <= 26 + 2 * len(FRAMEWORKS)
+    assert "zenith_tune.presets.megatron.command" in loaded and len(loaded) <= 28 + 2 * len(FRAMEWORKS)
     assert [name for name in loaded if name.endswith((".preset", ".space", ".job", ".evaluator"))] == []
 
 
