@@ -303,6 +303,7 @@ def _become(connection: socket.socket) -> NoReturn:
     if "WARM_PYTHON" in os.environ:
         sys.executable = os.environ["WARM_PYTHON"]
     if any((Path(folder) / "sitecustomize.py").exists() for folder in own):
+        sys.modules.pop("sitecustomize", None)  # Debian's Python has one of its own
         importlib.import_module("sitecustomize")
     code = _run(asked["words"])
     atexit._run_exitfuncs()

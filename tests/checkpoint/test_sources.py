@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import copyreg
 import io
 import json
 import os
 import pickle
+import signal
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -312,3 +314,19 @@ def test_the_sharded_weights_of_fsdp_are_read_by_their_own_names(tmp_path: Path)
     assert {name: array.view(np.float32).tolist() for name, array in found.items()} == {
         name: tensor.tolist() for name, tensor in weights.items()
     }
+
+
+def test_members_of_enumerations_are_read_as_python_3_11_0_to_3_11_3_saves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = need_torch()
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    for kind in (_MEM_FORMAT_ENCODING, signal.Signals):
+        monkeypatch.setitem(copyreg.dispatch_table, kind, lambda member: (getattr, (type(member), member.name)))
+    (tmp_path / "state").mkdir()
+    dcp_save(tmp_path / "state" / "pytorch_model_fsdp_0", {"model": {"bias": torch.ones(4)}})
+    merge(tmp_path / "state", tmp_path / "one.safetensors")
+    assert read(tmp_path / "one.safetensors")[0]["bias"].view(np.float32).tolist() == [1.0] * 4
+    torch.save({"model": {"bias": torch.ones(4)}, "exit": signal.SIGTERM}, tmp_path / "whole.pt")
+    assert isinstance(read_torch_file(tmp_path / "whole.pt").content["exit"], Described)

@@ -15,6 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,14 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from zenith_checkpoint.lazy_tensor import LazyTensor
 from zenith_checkpoint.reading.shard_set import DIST_METADATA as METADATA
 from zenith_checkpoint.reading.state_dict import read_state_dict
-from zenith_checkpoint.reading.torch_file import HoldsCodeError, TorchFile, described, map_file, read_torch_file
+from zenith_checkpoint.reading.torch_file import (
+    Described,
+    HoldsCodeError,
+    TorchFile,
+    described,
+    map_file,
+    read_torch_file,
+)
 from zenith_checkpoint.tensors import ShardContent, StoredTensor
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
@@ -43,6 +51,13 @@ _STACKED_EXPERTS = re.compile(r"(.*\.experts\.)experts\.(?![0-9])(.*)", re.DOTAL
 _ONE_EXPERT = re.compile(r"(.*\.experts\.)experts\.([0-9]+\..*)", re.DOTALL)
 _HALVES = ("_w", "_v")
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
+
+
+def _member(kind: Any, name: str) -> Any:
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 saves by getattr."""
+    return kind[name] if isinstance(kind, EnumMeta) else Described()
+
+
 _KNOWN: dict[str, Any] = {
     f"{each.__module__}.{each.__qualname__}": each
     for each in (
@@ -52,6 +67,7 @@ _KNOWN: dict[str, Any] = {
         *(torch.Size, torch.device, torch.serialization._get_layout),
     )
 } | {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+_KNOWN["builtins.getattr"] = _member
 """What metadata of torch consists of."""
 
 

@@ -63,7 +63,8 @@ class Described:
 
 def described(path: str) -> type[Described]:
     """Return a class that stands for one of a known package; refuse others."""
-    if path.partition(".")[0] not in DESCRIBED:
+    # By getattr, which is not called here either, Python 3.11.0 to 3.11.3 saves members of enumerations.
+    if path.partition(".")[0] not in DESCRIBED and path != "builtins.getattr":
         raise HoldsCodeError(path)
     return type("Described", (Described,), {"kind": path})
 
