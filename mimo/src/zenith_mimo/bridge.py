@@ -27,22 +27,24 @@ class Channel:
 
     def __init__(self, group: Any, *, device: str, dtype: torch.dtype) -> None:
         self._group, self.device, self.dtype = group, device, dtype
+        # gloo sends from the host's memory alone.
+        self._wire = "cpu" if dist.get_backend(group) == "gloo" else device
         self._pending: list[tuple[Any, Tensor]] = []
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Start to send."""
         self._pending = [(work, kept) for work, kept in self._pending if not work.is_completed()]
         if tensor.numel():
-            tensor = tensor.detach().contiguous()
+            tensor = tensor.detach().to(self._wire).contiguous()
             # The tensor is kept until it has been taken: the backend reads from its memory.
             self._pending.append((dist.isend(tensor, rank, group=self._group), tensor))
 
     def receive(self, rank: int, shape: Sequence[int]) -> Tensor:
         """Wait for a tensor of that shape."""
-        tensor = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+        tensor = torch.empty(tuple(shape), dtype=self.dtype, device=self._wire)
         if tensor.numel():
             dist.recv(tensor, rank, group=self._group)
-        return tensor
+        return tensor.to(self.device)
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
