@@ -24,8 +24,8 @@ LEAST_GAIN = 0.01
 SURE = 2.0
 """Standard errors by which a run must be faster to count as faster."""
 CLEAR, CLEAR_UNSEEN = 3.0, 8.0
-"""Half-widths of its 90% interval by which a gain is clear without more runs, and where fewer than two pairs of runs
-have shown what two launches differ by."""
+"""Half-widths of its 90% interval by which a gain is clear without more runs, and where no pair of runs has shown what
+two launches differ by."""
 CONFIRMS, MOST_PAIRS = 2, 4
 """Neighbouring pairs of runs that confirm a gain, and after which one that is in doubt stays so."""
 UNLIKE = 2.0
@@ -425,7 +425,7 @@ class Study:
     def is_clear(self) -> bool:
         """Whether the gain is so many times its noise that no further run can put it in doubt."""
         gain, half_width = self.gain, self.gain_half_width
-        times = CLEAR if self.launch_noise.num_pairs > 1 else CLEAR_UNSEEN
+        times = CLEAR if self.launch_noise.num_pairs else CLEAR_UNSEEN
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= times * half_width
 
     @property

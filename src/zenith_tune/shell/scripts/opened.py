@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,6 +26,22 @@ OWN_PLACE = re.compile(r"\$(?:BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?\})")
 ONE_EXPANSION = re.compile(r"\$(?:\w+|\{[^{}]*\})", re.ASCII)
 NO_TRAINING = {"pip", "venv", "ensurepip", "compileall", "json.tool", "site", "torch.utils.collect_env"}
 """Modules of Python that scripts run beside their training."""
+MAKES = ("make", "gmake")
+VARIABLE = re.compile(r"^(\w+) :?= (.*)$", re.MULTILINE | re.ASCII)
+EXPORTED = re.compile(r"^export +([A-Za-z_][\w ]*)", re.MULTILINE | re.ASCII)
+MAKE_S = 20.0
+"""How long `make -n` may take to list a recipe."""
+RECIPE = """\
+export zenithtune_command=$1 zenithtune_old={old} zenithtune_new={new}
+shell=$(mktemp -d) && trap 'rm -rf "$shell"' EXIT
+printf '%s\\n' '#!/bin/bash' 'line=${{!#}}' {line} >"$shell/sh"
+chmod +x "$shell/sh"
+{make}
+status=$?; rm -rf "$shell"; exec bash -c "exit $status"  # what follows is for those who read this
+{evaluated}
+"""
+RECIPE_LINE = 'exec {shell} "${{@:1:$#-1}}" "${{line/"$zenithtune_old"/$zenithtune_new}}"'
+"""What runs a line of a recipe, with the training command taken from its argument."""
 NAMED = re.compile(r"\$\{?#?([A-Za-z_]\w*|[0-9@*#])", re.ASCII)
 
 
@@ -34,6 +51,8 @@ def opened_script(command: str) -> str:
     The training command is evaluated where it stood, with the script's own variables; those that hold options are
     written out. Raises CommandError with the reason where the script cannot be read so far.
     """
+    if (recipe := _with_recipe_opened(command)) is not None:
+        return recipe
     for _ in range(3):  # a script may start another
         target = ParsedCommand.of(command).target
         if not target.by_shell:
@@ -62,6 +81,41 @@ def _with_script_opened(command: str) -> str:
     last = arguments[-1] if arguments else script
     splices = splices_through(target.layers, [Splice(script.start, last.end, shell + opened)])
     return apply_splices(command, splices)
+
+
+def _with_recipe_opened(command: str) -> str | None:
+    """Return a `make` whose shell runs another training command where the recipe has one; None of another program.
+
+    The rest is make's own: variables, exports, prerequisites and what its recipe does besides.
+    """
+    first, *more = ParsedCommand.of(command).commands
+    if not first.words or _name(first.words[0].value) not in MAKES:
+        return None
+    if more or first.redirections:
+        raise CommandError("make must be the whole command, to be changed")
+    at = first.words[0].end
+    listing = f"{command[:at]} -np --no-print-directory{command[at:]}"
+    try:
+        done = subprocess.run(["bash", "-c", listing], capture_output=True, text=True, timeout=MAKE_S, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise CommandError(f"{first.words[0].value} does not list its recipe: {error}") from None
+    recipe, _, database = done.stdout.partition("# Make data base, printed on ")
+    variables = dict(VARIABLE.findall(database))
+    makefiles = "\n".join(map(script_text, variables.get("MAKEFILE_LIST", "").split()))
+    names = [name for names in EXPORTED.findall(makefiles) for name in names.split()]
+    known = {name: variables[name] for name in names if name in variables and "$" not in variables[name]}
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in known.items())
+    recipe = exports + recipe
+    written = _training_command(recipe, "make", recipe)
+    body = exports + RECIPE.format(
+        old=shlex.quote(recipe[written[0][0].start : written[-1][0].end]),
+        new=shlex.quote(EVALUATED),
+        evaluated=EVALUATED,
+        line=shlex.quote(RECIPE_LINE.format(shell=variables.get("SHELL", "/bin/sh"))),
+        make=f'{command[:at]} SHELL="$shell/sh"{command[at:]}',
+    )
+    line = " ".join(out for _, outs in written for out in outs)
+    return f"bash -c {shlex.quote(body)} make {shlex.quote(line)}"
 
 
 def training_line(command: str) -> str:
