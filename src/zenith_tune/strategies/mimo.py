@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction
 from zenith_tune.planner.mimo.search import MimoSearch, NextLayout
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy
 from zenith_tune.study.parameters import Direction, Parameter, Params
+from zenith_tune.study.precision import TO_90
 from zenith_tune.study.trial import NOT_RUN, Findings, Prediction, Trial
 
 NAME = "mimo-ranked"
@@ -53,12 +55,23 @@ def gain_lines(all_tried: Sequence[TriedLayout], direction: Direction) -> list[s
     best = _best(all_tried, direction)
     if best is None:
         return ["every layout failed: there is nothing to compare"]
-    if alike is None:
-        return [f"{best.prediction.candidate.label} is the fastest; no homogeneous layout ran to compare it with"]
+    own = _best([tried for tried in all_tried if not tried.is_homogeneous], direction)
+    if alike is None or own is None:
+        missing = "homogeneous layout" if alike is None else "layout of its own for each module"
+        return [f"{best.prediction.candidate.label} is the fastest; no {missing} ran to compare it with"]
     if best.is_homogeneous:
-        fastest = f"the best homogeneous layout tried stays the fastest ({_step(best)})"
-        return [f"{fastest}: layouts of their own gain nothing here"]
-    return [_gain(alike, best), f"where it comes from, by the plan: {'; '.join(_causes(alike, best))}"]
+        num = sum(not tried.is_homogeneous for tried in all_tried)
+        lines = [f"the best homogeneous layout tried stays the fastest ({_step(best)})"]
+        lines += [f"the best of {num} with layouts of their own for the modules takes {_step(own)}{_doubt(own, best)}"]
+        return ["; ".join(lines)]
+    return [_gain(alike, best) + _doubt(alike, best), _causes_line(alike, best)]
+
+
+def _doubt(one: TriedLayout, other: TriedLayout) -> str:
+    """Return that a difference is within the noise of both runs, where it is."""
+    values = sorted(abs(tried.trial.value or 0.0) for tried in (one, other))
+    noise = TO_90 * math.hypot(one.trial.standard_error, other.trial.standard_error)
+    return f", within the noise of {noise:.0%}" if noise and values[1] <= (1 + noise) * values[0] else ""
 
 
 def _best(all_tried: Sequence[TriedLayout], direction: Direction) -> TriedLayout | None:
@@ -92,6 +105,10 @@ def _causes(alike: TriedLayout, best: TriedLayout) -> list[str]:
     return [*causes, f"the encoder's {ranks} ranks take {encoder_s} a micro-batch, an LLM stage {language_s}"]
 
 
+def _causes_line(alike: TriedLayout, best: TriedLayout) -> str:
+    return f"where it comes from, by the plan: {'; '.join(_causes(alike, best))}"
+
+
 def _change(before: str, after: str) -> str:
     return before if before == after else f"{before} -> {after}"
 
@@ -118,8 +135,8 @@ class MimoPoints:
 class MimoRankedStrategy(TuningStrategy):
     """The best layouts of the plan of preset mimo, with a report of where the fastest gains.
 
-    Every run corrects what is expected of the others. The search ends where nothing left is expected to be faster, and
-    enough homogeneous layouts have run to compare the fastest with the best of them.
+    Every run corrects what is expected of the others. The search ends where nothing left may be faster, by the noise of
+    the runs, and two layouts of each kind have run: homogeneous ones, and ones that differ between the modules.
     """
 
     ends_by_itself = True
@@ -167,7 +184,9 @@ class MimoRankedStrategy(TuningStrategy):
             return None
         num_alike = sum(tried.is_homogeneous for tried in self._tried)
         tried = f"tried {len(self._tried)} of {len(self._points.plan.ranked)} planned layouts"
-        return f"{tried}, {num_alike} of them homogeneous" if num_alike else f"{tried}; no homogeneous one can run"
+        if not self._points.plan.homogeneous:
+            return f"{tried}; no homogeneous one can run"
+        return f"{tried}, {num_alike} homogeneous and {len(self._tried) - num_alike} with layouts of their own"
 
     def findings(self) -> Findings | None:
         if not self._tried:
@@ -193,5 +212,6 @@ class MimoRankedStrategy(TuningStrategy):
 
     def _learn(self, search: MimoSearch, following: NextLayout, trial: Trial) -> None:
         prediction = following.prediction
-        search.learn(prediction.candidate, trial.step_s if trial.ok else None, has_failed=not trial.ok)
+        step_s = trial.step_s if trial.ok else None
+        search.learn(prediction.candidate, step_s, has_failed=not trial.ok, noise=trial.standard_error)
         self._tried.append(TriedLayout(prediction=prediction, expected_s=following.expected.step_s, trial=trial))

@@ -10,10 +10,11 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.job import MimoJob
 from zenith_tune.planner.mimo.prediction import MimoPlan, plan_mimo
 from zenith_tune.planner.mimo.search import (
-    LEAST_HOMOGENEOUS,
-    MOST_HOMOGENEOUS,
+    LEAST_OF_KIND,
+    MOST_OF_KIND,
     NOISE,
     SPREADS,
+    MeasuredLayout,
     MimoCorrection,
     MimoSearch,
 )
@@ -83,8 +84,8 @@ def test_a_plan_that_is_right_is_followed_and_ends_soon() -> None:
     tried = searched(planned_s)
     assert tried[0] == PLAN.ranked[0].candidate
     alike = {at for at in tried if at.is_homogeneous}
-    assert {each.candidate for each in PLAN.homogeneous[:LEAST_HOMOGENEOUS]} <= alike
-    assert len(tried) < 2 + MOST_HOMOGENEOUS < len(PLAN.ranked)
+    assert {each.candidate for each in PLAN.homogeneous[:LEAST_OF_KIND]} <= alike
+    assert len(tried) < 2 + MOST_OF_KIND < len(PLAN.ranked)
 
 
 def test_the_search_continues_while_a_layout_may_be_faster_than_all_that_have_run() -> None:
@@ -101,20 +102,20 @@ def test_one_that_may_be_the_best_homogeneous_layout_is_tried_too() -> None:
     slow = {each.candidate for each in PLAN.homogeneous[:2]}
     tried = searched(lambda at: planned_s(at) * (1.5 if at in slow else 1.0))
     assert third.step_s < 1.5 * second.step_s and third.candidate in tried
-    assert sum(at.is_homogeneous for at in tried) <= MOST_HOMOGENEOUS
+    assert sum(at.is_homogeneous for at in tried) <= MOST_OF_KIND
 
 
 def test_failures_do_not_count_as_homogeneous_layouts_but_end() -> None:
     tried = searched(lambda at: None if at.is_homogeneous else planned_s(at))
-    assert LEAST_HOMOGENEOUS < sum(at.is_homogeneous for at in tried) <= MOST_HOMOGENEOUS
+    assert LEAST_OF_KIND < sum(at.is_homogeneous for at in tried) <= MOST_OF_KIND
 
 
 def test_a_dry_run_without_any_step_ends_with_the_least() -> None:
     search = MimoSearch(PLAN, top=1)
     while (following := search.next()) is not None:
         search.learn(following.prediction.candidate, None)
-    assert sum(at.is_homogeneous for at in search.tried) == LEAST_HOMOGENEOUS
-    assert len(search.tried) <= 1 + LEAST_HOMOGENEOUS <= search.max_runs
+    assert sum(at.is_homogeneous for at in search.tried) == LEAST_OF_KIND
+    assert len(search.tried) == 2 * LEAST_OF_KIND <= search.max_runs
 
 
 def test_every_run_corrects_the_ranking_of_what_is_left() -> None:
@@ -133,7 +134,29 @@ def test_every_run_corrects_the_ranking_of_what_is_left() -> None:
 def test_a_guessed_speed_is_corrected_at_once() -> None:
     first, *others = PLAN.ranked
     other = next(each for each in others if each.candidate.is_colocated == first.candidate.is_colocated)
-    before, after = MimoCorrection([]).of(other), MimoCorrection([(first, 15 * first.step_s)]).of(other)
+    before, after = MimoCorrection([]).of(other), MimoCorrection([MeasuredLayout(first, 15 * first.step_s)]).of(other)
     assert before.step_s == pytest.approx(other.step_s) and before.spread > SPREADS[0]
     assert after.step_s == pytest.approx(15 * other.step_s, rel=0.25)
     assert after.spread < before.spread and after.least_s < after.step_s
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_layouts_of_both_kinds_run_before_the_search_ends(num_ranks: int) -> None:
+    plan = plan_mimo(mimo_job(num_ranks, encoder=module(4, 1.0)), mbs_max=1)
+    search = MimoSearch(plan, top=1)
+    while (following := search.next()) is not None:
+        search.learn(following.prediction.candidate, following.prediction.step_s)
+    kinds = [each.is_homogeneous for each in search.tried]
+    for is_homogeneous in (True, False):
+        planned = [each for each in plan.ranked if each.candidate.is_homogeneous == is_homogeneous]
+        assert kinds.count(is_homogeneous) >= min(LEAST_OF_KIND, len(planned)) > 0
+
+
+def test_the_noisier_the_runs_the_longer_the_search_looks() -> None:
+    plan, numbers = plan_mimo(mimo_job(4)), []
+    for noise in (0.0, 0.2):
+        search = MimoSearch(plan, top=2)
+        while (following := search.next()) is not None:
+            search.learn(following.prediction.candidate, following.prediction.step_s, noise=noise)
+        numbers.append(len(search.tried))
+    assert numbers[0] < numbers[1] <= search.max_runs

@@ -113,6 +113,24 @@ def test_the_larger_value_is_the_better_where_a_rate_is_measured() -> None:
     assert mentions(line, "50.0 ms", "stays")
 
 
+def test_what_did_not_run_is_not_concluded() -> None:
+    trial = Trial(params={}, outcome=Outcome.OK, value=1.0, step_s=1.0)
+    alike = TriedLayout(prediction=PLAN.homogeneous[0], expected_s=1.0, trial=trial)
+    (line,) = gain_lines([alike], Direction.MINIMIZE)
+    assert mentions(line, "of its own", "no") and "stays" not in line
+
+
+@pytest.mark.parametrize(("error", "is_doubtful"), [(0.1, True), (0.001, False)])
+def test_a_difference_within_the_noise_is_said_to_be(error: float, is_doubtful: bool) -> None:
+    both = PLAN.homogeneous[0], next(each for each in PLAN.ranked if not each.candidate.is_homogeneous)
+    for values in ((1.0, 1.1), (1.1, 1.0)):
+        trials = [Trial(params={}, outcome=Outcome.OK, value=value, step_s=value, error=error) for value in values]
+        tried = [
+            TriedLayout(prediction=at, expected_s=1.0, trial=trial) for at, trial in zip(both, trials, strict=True)
+        ]
+        assert ("within the noise" in gain_lines(tried, Direction.MINIMIZE)[0]) == is_doubtful
+
+
 def test_the_run_of_the_own_command_stands_for_its_layout() -> None:
     tried, trials = strategy(), ScriptedTrials(lambda params: 1.0)
     own = ORDER.index(next(at for at in ORDER if not at.is_homogeneous))

@@ -1,8 +1,12 @@
-"""Which layout to run next: the best of a plan that every run corrects, and homogeneous ones to compare it with."""
+"""Which layout to run next: the best of a plan that every run corrects, and others of both kinds to compare it with.
+
+A layout is homogeneous, or of its own for each module: a study that says which is better must have tried both.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +16,15 @@ from zenith_tune.planner.mimo.candidate import MimoCandidate
 from zenith_tune.planner.mimo.prediction import MimoPlan, MimoPrediction
 
 NOISE = 0.05
-"""Spread that the step of one run is taken to have; rounds of one layout lay 9 to 19% apart (2026-11-15)."""
+"""Least spread that the step of one run is taken to have; rounds of one layout lay 9 to 19% apart (2026-11-15)."""
 SPREADS = (3.0, 0.5, 0.3, 1.0)
 """How far the plan is expected to be off, in logarithms, because its rates are guessed: in all, for modules on ranks of
 their own, for stages, and for what the sums of tensor-parallel ranks take."""
-LEAST_HOMOGENEOUS = 2
-MOST_HOMOGENEOUS = 6
+LEAST_OF_KIND = 2
+MOST_OF_KIND = 6
+"""Layouts that run of those that are homogeneous, and of those that are not."""
+MOST_WIDER = 2
+"""How many times as many run where steps are noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +40,30 @@ class CorrectedStep:
         return self.step_s * math.exp(-self.spread)
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredLayout:
+    """A planned layout, its measured step, and how well that is known."""
+
+    prediction: MimoPrediction
+    step_s: float
+    noise: float = NOISE
+
+
 class MimoCorrection:
     """Least squares of a few causes on the logarithm of measured over planned, each with a prior of no error."""
 
-    def __init__(self, measured: Sequence[tuple[MimoPrediction, float]]) -> None:
-        causes = np.array([_causes(prediction) for prediction, _ in measured]).reshape(len(measured), len(SPREADS))
-        errors = np.array([math.log(step_s / prediction.step_s) for prediction, step_s in measured])
-        self._covariance = np.linalg.inv(causes.T @ causes / NOISE**2 + np.diag(np.array(SPREADS) ** -2))
-        self._weights = self._covariance @ causes.T @ errors / NOISE**2
+    def __init__(self, measured: Sequence[MeasuredLayout]) -> None:
+        causes = np.array([_causes(each.prediction) for each in measured]).reshape(len(measured), len(SPREADS))
+        errors = np.array([math.log(each.step_s / each.prediction.step_s) for each in measured])
+        weights = np.array([each.noise**-2 for each in measured])
+        self._covariance = np.linalg.inv((causes.T * weights) @ causes + np.diag(np.array(SPREADS) ** -2))
+        self._weights = self._covariance @ (causes.T * weights) @ errors
+        self._noise = statistics.median([each.noise for each in measured] or [NOISE])
 
     def of(self, prediction: MimoPrediction) -> CorrectedStep:
         """Return a planned step corrected."""
         causes = np.array(_causes(prediction))
-        variance = float(causes @ self._covariance @ causes) + NOISE**2
+        variance = float(causes @ self._covariance @ causes) + self._noise**2
         return CorrectedStep(prediction.step_s * math.exp(float(causes @ self._weights)), math.sqrt(variance))
 
 
@@ -70,19 +88,25 @@ class MimoSearch:
     def __init__(self, plan: MimoPlan, *, top: int) -> None:
         self.plan = plan
         self._top = top
-        self._steps: dict[MimoCandidate, float] = {}
+        self._measured: dict[MimoCandidate, MeasuredLayout] = {}
         self.tried: set[MimoCandidate] = set()
         self._failed: set[MimoCandidate] = set()
 
     @property
     def max_runs(self) -> int:
-        """Most layouts that are run."""
-        return min(self._top + MOST_HOMOGENEOUS, len(self.plan.ranked))
+        """Most layouts that are run, however noisy the runs are."""
+        return min(self._top + MOST_WIDER * MOST_OF_KIND, len(self.plan.ranked))
+
+    @property
+    def _most_now(self) -> int:
+        """Most layouts that are run with runs as noisy as those so far: the worse they are known, the more."""
+        noise = statistics.median([each.noise for each in self._measured.values()] or [NOISE])
+        return min(self._top + round(MOST_OF_KIND * min(noise / NOISE, MOST_WIDER)), self.max_runs)
 
     def next(self) -> NextLayout | None:
         """Return what is worth a run now; None where nothing is."""
         left = [each for each in self.ranked() if each[0].candidate not in self.tried]
-        if not left or len(self.tried) >= self.max_runs:
+        if not left or len(self.tried) >= self._most_now:
             return None
         if len(self.tried) < self._top:
             prediction, expected = self._best_on_paper(left)
@@ -90,11 +114,13 @@ class MimoSearch:
                 prediction=prediction, expected=expected, why="the plan's best of those that have not run"
             )
         prediction, expected = min(left, key=lambda each: each[1].least_s)
-        if expected.least_s < min(self._steps.values(), default=0.0):
+        steps = [each.step_s for each in self._measured.values()]
+        if expected.least_s < min(steps, default=0.0):
             return NextLayout(prediction=prediction, expected=expected, why="may be faster than all that have run")
-        alike = next((each for each in left if each[0].candidate.is_homogeneous), None)
-        if alike is not None and self._may_be_best_homogeneous(alike[1]):
-            return NextLayout(prediction=alike[0], expected=alike[1], why="may be the best homogeneous layout")
+        for is_homogeneous, name in ((True, "homogeneous layout"), (False, "layout of its own for each module")):
+            alike = next((each for each in left if each[0].candidate.is_homogeneous == is_homogeneous), None)
+            if alike is not None and self._may_be_best_of_kind(is_homogeneous, alike[1]):
+                return NextLayout(prediction=alike[0], expected=alike[1], why=f"may be the best {name}")
         return None
 
     def _best_on_paper(self, left: list[tuple[MimoPrediction, CorrectedStep]]) -> tuple[MimoPrediction, CorrectedStep]:
@@ -111,13 +137,16 @@ class MimoSearch:
             return None
         return NextLayout(prediction=prediction, expected=self._correction().of(prediction), why="runs anyway")
 
-    def learn(self, candidate: MimoCandidate, step_s: float | None, *, has_failed: bool = False) -> None:
-        """Take the step time that a run measured, where it did."""
+    def learn(
+        self, candidate: MimoCandidate, step_s: float | None, *, has_failed: bool = False, noise: float = 0.0
+    ) -> None:
+        """Take the step time that a run measured, where it did, and how well it is known, as a share of it."""
         self.tried.add(candidate)
         if has_failed:
             self._failed.add(candidate)
-        if step_s is not None:
-            self._steps[candidate] = step_s
+        prediction = self.plan.find(candidate)
+        if step_s is not None and prediction is not None:
+            self._measured[candidate] = MeasuredLayout(prediction, step_s, max(noise, NOISE))
 
     def ranked(self) -> list[tuple[MimoPrediction, CorrectedStep]]:
         """Return all layouts with what they are expected to take by now, the fastest first."""
@@ -126,12 +155,11 @@ class MimoSearch:
         return sorted(found, key=lambda pair: pair[1].step_s)
 
     def _correction(self) -> MimoCorrection:
-        planned = [each for each in self.plan.ranked if each.candidate in self._steps]
-        return MimoCorrection([(each, self._steps[each.candidate]) for each in planned])
+        return MimoCorrection(list(self._measured.values()))
 
-    def _may_be_best_homogeneous(self, expected: CorrectedStep) -> bool:
-        alike = {each for each in self.tried if each.is_homogeneous}
-        if len(alike) >= MOST_HOMOGENEOUS or len(alike - self._failed) < LEAST_HOMOGENEOUS:
-            return len(alike) < MOST_HOMOGENEOUS
-        steps = [step_s for each, step_s in self._steps.items() if each.is_homogeneous]
-        return bool(steps) and expected.least_s < min(steps)
+    def _may_be_best_of_kind(self, is_homogeneous: bool, expected: CorrectedStep) -> bool:
+        alike = {each for each in self.tried if each.is_homogeneous == is_homogeneous}
+        if len(alike) >= MOST_OF_KIND or len(alike - self._failed) < LEAST_OF_KIND:
+            return len(alike) < MOST_OF_KIND
+        steps = [each.step_s for at, each in self._measured.items() if at.is_homogeneous == is_homogeneous]
+        return is_homogeneous and bool(steps) and expected.least_s < min(steps)
