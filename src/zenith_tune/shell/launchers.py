@@ -9,7 +9,6 @@ from typing import NamedTuple
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, MODULES, OPAQUE, SHELLS, STARTERS, TRAINERS, Launcher
 from zenith_tune.shell.lexer import Word
-from zenith_tune.shell.secret_names import shown_words
 
 BACKGROUND, LEAVE_OUT = "a training program must not run in the background", "leave the & out"
 HINT = "write {tp}, {mbs} ... where the values belong, anywhere in the command or in an environment assignment"
@@ -40,15 +39,14 @@ class ShellText(NamedTuple):
 
 
 def refusal(problem: str, part: str, hint: str = HINT) -> CommandError:
-    """Return the error for a command with no safe place, with the offending part shown without secrets."""
-    [shown] = shown_words([part])
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    """Return the error for a command with no safe place; whoever shows it masks the secrets of the command."""
+    shown = part if len(part) <= 60 else part[:57] + "..."
     return CommandError(f"{problem}, but the training command has {shown!r}", hint=hint)
 
 
 def shown_text(words: Sequence[Word]) -> str:
-    """Return words as a message may show them, without what options and assignments are set to."""
-    return " ".join(shown_words([word.value for word in words]))
+    """Return words as a message shows them."""
+    return " ".join(word.value for word in words)
 
 
 def program_name(word: Word) -> str | None:
@@ -74,7 +72,7 @@ def starts_nothing(words: Sequence[Word]) -> bool:
 def locate(words: Sequence[Word], at: int = 0) -> Arguments | ShellText:
     """Find the arguments of the program that the command at word `at` comes down to."""
     if at >= len(words):
-        raise refusal("a launcher must be followed by the program that it starts", _last_shown(words))
+        raise refusal("a launcher must be followed by the program that it starts", words[-1].value)
     name = program_name(words[at])
     if name is None:
         raise refusal("the training program must be written out", words[at].value)
@@ -125,7 +123,7 @@ def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
         if letter == "m":
             module = attached or _value(words, at - 1)
             if not module:
-                raise refusal("python -m must be followed by a module", _last_shown(words))
+                raise refusal("python -m must be followed by a module", words[-1].value)
             launcher = MODULES.get(module)
             return _after_launcher(launcher, words, at) if launcher else Arguments(at)
     if at >= len(words) or words[at].value == "-":
@@ -139,10 +137,6 @@ def _after_python(words: Sequence[Word], at: int) -> Arguments | ShellText:
 
 def _value(words: Sequence[Word], at: int) -> str:
     return words[at].value if at < len(words) else ""
-
-
-def _last_shown(words: Sequence[Word]) -> str:
-    return shown_words([word.value for word in words])[-1]
 
 
 def _after_launcher(launcher: Launcher, words: Sequence[Word], at: int) -> Arguments | ShellText:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from zenith_tune.shell.lexer import names
 
@@ -16,8 +16,8 @@ _OF_SERVICES = names(
     """
     access account admin anthropic api app auth aws azure bearer bitbucket clearml client cohere comet dashscope deploy
     docker encryption gcp gemini gh git github gitlab google hf hub hugging huggingface jwt kaggle license login mistral
-    mlflow modelscope neptune ngc npm nvidia oauth openai private push pypi refresh registry replicate session shared
-    sas signing slack ssh storage swanlab telegram together vault wandb webhook
+    mlflow modelscope my neptune ngc npm nvidia oauth openai private push pypi refresh registry replicate secret session
+    shared sas signing slack ssh storage swanlab telegram together vault wandb webhook
     """
 )
 _OF_MODELS = names(
@@ -135,28 +135,3 @@ def shaped_secrets(text: str) -> Iterator[str]:
 def is_placeholder(text: str) -> bool:
     """Tell whether a text is a placeholder such as `{token}`."""
     return _PLACEHOLDER.fullmatch(text) is not None
-
-
-_OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
-# What follows an equals sign, a header's colon, a default of the shell, or an option within the same word.
-_GIVEN = re.compile(r"(=|:\s|:[-+?]|(?:^|[\s(`])--?[A-Za-z][\w.-]*\s)\s*\S.{2,}", re.DOTALL)
-_TOUCHING = re.compile(r"\A(-[A-Za-z]).{3,}", re.DOTALL)
-
-
-def shown_words(words: Sequence[str]) -> list[str]:
-    """Return a command's words as a message may show them: names are kept, what they are set to is masked.
-
-    >>> shown_words(["env", "A=1", "HF_TOKEN=abc", "train", "--lr", "0.01", "--tp=2"])
-    ['env', 'A=1', 'HF_TOKEN=***', 'train', '--lr', '***', '--tp=2']
-    """
-    is_value = [False, *(_OPTION_NAME.fullmatch(word) is not None for word in words)]
-    return [_shown_word(word, after) for word, after in zip(words, is_value, strict=False)]
-
-
-def _shown_word(word: str, is_value: bool) -> str:
-    if is_value and not word.startswith("-"):
-        return word if len(word) < MIN_SECRET_CHARS else MASK
-    shown = _GIVEN.sub(rf"\1{MASK}", _TOUCHING.sub(rf"\1{MASK}", word), count=1)
-    for secret in shaped_secrets(shown):
-        shown = shown.replace(secret, MASK)
-    return shown

@@ -71,6 +71,9 @@ _SET = re.compile(rf"(?:--?|[+~]{{0,2}})({_NAME}?)\+?=")
 """A word that sets a name to what follows."""
 _NAMES = re.compile(rf"--?({_NAME})|(?:[\w.-]+\.|//\S+:)?(\w*[A-Z_]\w*|(?<=\.)[\w-]+)")
 """A word that names what the next is: an option, or as in `setenv HF_TOKEN x` and `config set global.password x`."""
+_SETTING = re.compile(r"([\w.:/-]+)()")
+"""A word that may name what the next is, behind one that sets something: `poetry config pypi-token.pypi x`."""
+_SETTERS = frozenset(("config", "configure", "modify", "set", "--arg", "--set"))
 # Name and value within a word or a line: `ALL,HF_TOKEN=x`, `{api_key: x}`, `?key=x&`, `os.environ['HF_TOKEN'] = 'x'`,
 # `login(token='x')`, `putenv('HF_TOKEN', 'x')`, `"api_key": "x"`, `${HF_TOKEN:-x}`, and -eHF_TOKEN=x.
 _PAIR = re.compile(
@@ -83,7 +86,7 @@ _LOOSE_OPTION = re.compile(r"""--([\w.-]+)\s+["']?([^\s"']+)""")
 _BLANK = re.compile(r"\s")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _DEFAULT = re.compile(r"\$\{\w+:?[-=+](.*)\}", re.DOTALL)
-_ECHO = re.compile(r"(?:\$\(|`)\s*(?:echo|printf)\s+(.*?)\s*[)`]", re.DOTALL)
+_ECHO = re.compile(r"(?:[$<]\(|`)\s*(?:echo|printf)\s+(.*?)\s*[)`]", re.DOTALL)
 _NOT_A_SECRET = frozenset(
     (
         *("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default", "password", "secret", "%s"),
@@ -115,11 +118,13 @@ def _in_shell_text(text: str) -> Iterator[str]:
             yield from _in_word(token if isinstance(token, Word) else token.target)
     yield from _in_loose_text(text[end:])
     values = list(_values(tokens))
-    given = ((name, _VARIABLE.fullmatch(word.value, start)) for name, word, start in values)
-    variables = {match[1] or match[2] for name, match in given if match and marks_secret(name)}  # as in `--token $MINE`
+    given = [(name, _VARIABLE.fullmatch(word.value, start)) for name, word, start in values]
+    marked, size = {name for name, *_ in values if marks_secret(name)}, -1
+    while len(marked) > size:  # as in `A=x; B=$A; python train.py --token $B`
+        size = len(marked)
+        marked |= {match[1] or match[2] for name, match in given if match and name in marked}
     for name, word, start in values:
-        literals = _literals(word, start)
-        for secret in filter(_is_secret, literals) if name in variables else _if_secret(name, literals):
+        for secret in _if_secret(name, _literals(word, start), is_marked=name in marked):
             yield secret
             # As in `Zq8"vT2"` or `Zq\8`, which is no form of the value.
             if secret in word.value and secret not in (raw := text[word.start : word.end]):
@@ -128,13 +133,18 @@ def _in_shell_text(text: str) -> Iterator[str]:
 
 def _values(tokens: Sequence[Token]) -> Iterator[tuple[str, Word, int]]:
     """Yield the names that are set to something, the word that has it, and where in that it begins."""
+    is_setting = False
     for index, word in enumerate(tokens):
         if not isinstance(word, Word):
+            is_setting = False
             continue
+        is_setting = is_setting or word.value in _SETTERS
         following = [each for each in tokens[index + 1 : index + 3] if isinstance(each, Word)]
         if (name := _SET.match(word.value)) and not _is_text(word):
             yield name[1], word, name.end()
-        elif (name := _NAMES.fullmatch(word.value)) and following and following[0] is tokens[index + 1]:
+        elif not following or following[0] is not tokens[index + 1]:
+            continue
+        elif name := (_SETTING if is_setting else _NAMES).fullmatch(word.value):
             value = following[-1 if following[0].value == "%s" else 0]  # as in `printf -v HF_TOKEN %s x`
             if not value.value.startswith("--"):
                 yield name[1] or name[2], value, 0
@@ -189,8 +199,8 @@ def _literals(word: Word, start: int) -> Iterator[str]:
         position += len(part.value)
 
 
-def _if_secret(name: str, values: Iterable[str]) -> Iterator[str]:
-    is_marked = marks_secret(name)
+def _if_secret(name: str, values: Iterable[str], *, is_marked: bool = False) -> Iterator[str]:
+    is_marked = is_marked or marks_secret(name)
     for value in filter(_is_secret, values):
         if is_marked:
             yield value
