@@ -4,10 +4,10 @@
     python benchmarks/h200_levers.py --tiny --output levers.json --only plain "4 data workers"
 
 The job is a Llama of 0.6B parameters in bf16, in batches of 8 samples of up to 2048 tokens that are padded to the
-longest. Every row trains a fresh model on the same samples in the same order. Most share one process; settings of
-torch.compile and of the environment have one each. The plain command is measured again at the end: what it changed by
-is drift. Rates count the tokens of samples, without padding. Nothing starts after --seconds, a process that runs on
-ends 60 s later, and the file is written after each row.
+longest. Every row trains a fresh model on the same samples in the same order, after others have met their lengths.
+Most share one process; settings of torch.compile and of the environment have one each. The plain command is measured
+again at the end: what it changed by is drift. Rates count the tokens of samples, without padding. Nothing starts after
+--seconds, a process that runs on ends 60 s later, and the file is written after each row.
 """
 
 from __future__ import annotations
@@ -62,10 +62,35 @@ SLOW: dict[str, Any] = {"sample_s": 0.01, "against": "plain, 10 ms a sample"}
 FP32 = {"bf16": False, "tf32": False}
 REENTRANT, NOT_REENTRANT = ({"use_reentrant": flag} for flag in (True, False))
 COMPILE: dict[str, Any] = {"warm_up": 12}
+PLANS = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}
+"""torch 2.9 and later prefer cuDNN's attention on Hopper, which makes a plan for each length."""
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 SETTINGS = {
     "on a cold machine": Setting(),
     "plain": Setting(),
+    "packed rows": Setting(rows="packed"),
+    "plain, an epoch": Setting(num_steps=46),
+    "grouped by length, an epoch": Setting(
+        arguments={"train_sampling_strategy": "group_by_length"}, num_steps=46, against="plain, an epoch"
+    ),
+    "checkpointing, not reentrant": Setting(
+        arguments={"gradient_checkpointing": True, "gradient_checkpointing_kwargs": NOT_REENTRANT}
+    ),
+    "checkpointing, reentrant": Setting(
+        arguments={"gradient_checkpointing": True, "gradient_checkpointing_kwargs": REENTRANT}
+    ),
+    "checkpointing of every second layer": Setting(
+        arguments={
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {**NOT_REENTRANT, "every_n_layers": 2},
+        }
+    ),
+    "no filter of nan": Setting(arguments={"logging_nan_inf_filter": False}),
+    "bf16 weights": Setting(bf16_weights=True),
+    "plain in fp32": Setting(arguments=FP32, num_steps=6, warm_up=2),
+    "tf32 in fp32": Setting(arguments={**FP32, "tf32": True}, num_steps=6, warm_up=2, against="plain in fp32"),
+    "rows of one length": Setting(rows="fixed"),
+    "plain, again": Setting(),
     "adamw_torch (foreach)": Setting(arguments={"optim": "adamw_torch"}),
     "adamw_torch, a kernel for each tensor": Setting(foreach=False),
     "attention: eager": Setting(attention="eager"),
@@ -86,30 +111,9 @@ SETTINGS = {
     ),
     "rows padded to a multiple of 8": Setting(rows="padded8"),
     "rows padded to a multiple of 64": Setting(rows="padded64"),
-    "plain, an epoch": Setting(num_steps=46),
-    "grouped by length, an epoch": Setting(
-        arguments={"train_sampling_strategy": "group_by_length"}, num_steps=46, against="plain, an epoch"
-    ),
-    "packed rows": Setting(rows="packed"),
-    "rows of one length": Setting(rows="fixed"),
-    "checkpointing, reentrant": Setting(
-        arguments={"gradient_checkpointing": True, "gradient_checkpointing_kwargs": REENTRANT}
-    ),
-    "checkpointing, not reentrant": Setting(
-        arguments={"gradient_checkpointing": True, "gradient_checkpointing_kwargs": NOT_REENTRANT}
-    ),
-    "checkpointing of every second layer": Setting(
-        arguments={
-            "gradient_checkpointing": True,
-            "gradient_checkpointing_kwargs": {**NOT_REENTRANT, "every_n_layers": 2},
-        }
-    ),
-    "no filter of nan": Setting(arguments={"logging_nan_inf_filter": False}),
-    "bf16 weights": Setting(bf16_weights=True),
-    "plain in fp32": Setting(arguments=FP32, num_steps=6, warm_up=2),
-    "tf32 in fp32": Setting(arguments={**FP32, "tf32": True}, num_steps=6, warm_up=2, against="plain in fp32"),
-    "plain, again": Setting(),
     "expandable segments": Setting(environment=EXPANDABLE, process="expandable"),
+    "no cuDNN attention, on a cold machine": Setting(environment=PLANS, process="plans", against="on a cold machine"),
+    "no cuDNN attention": Setting(environment=PLANS, process="plans"),
     "1 thread a rank": Setting(environment={"OMP_NUM_THREADS": "1"}, process="threads"),
     "1 thread a rank, 10 ms a sample": Setting(environment={"OMP_NUM_THREADS": "1"}, process="threads", **SLOW),
     "compiled": Setting(arguments={"torch_compile": True}, process="compiled", **COMPILE),
@@ -163,6 +167,8 @@ def main() -> None:
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     if options.process is not None:
+        if options.process in ("expandable", "threads"):
+            measured(SETTINGS["plain"], options.tiny)  # its lengths are new to the process, as to none of the others
         for name in options.only:
             if time.monotonic() < end:
                 print(json.dumps({"setting": name, **measured(SETTINGS[name], options.tiny)}), flush=True)

@@ -105,7 +105,7 @@ def _settings(lever: TitanLever) -> str:
 
 
 def _arguments(lever: HookedLever[Any]) -> str:
-    return ", ".join(f"`{name}={value}`" for name, value in lever.sets.items())
+    return ", ".join(f"`{name}={value}`" for name, value in {**lever.sets, **lever.variables}.items())
 
 
 def _needs(lever: HookedLever[Any]) -> str:

@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib.util
 import inspect
+import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,8 @@ class TrainerWatch:
         """Return the arguments to report, the world, and the installed packages."""
         args, model = trainer.args, trainer.model
         names = [name for name in self.reported if name != WORKED_OUT or name in self.given]
-        values = {name: plain(getattr(args, name)) for name in names if hasattr(args, name)}
+        held = {name: getattr(args, name) for name in names if hasattr(args, name)}
+        values = {name: json.dumps(each) if isinstance(each, dict) else plain(each) for name, each in held.items()}
         return {
             "process": process_name(),
             "class": type(trainer).__name__,

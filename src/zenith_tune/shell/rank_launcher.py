@@ -55,6 +55,10 @@ class StartedProgram:
         at = own.start + len(name) + 1
         return self._edited([Splice(at, at, f"{folder}:")])
 
+    def with_variables(self, values: Mapping[str, str]) -> str:
+        """Return the command with these variables, written for the shell, in place of what it says of them."""
+        return self._edited(self._variables(values))
+
     def _variables(self, values: Mapping[str, str]) -> list[Splice]:
         """Set variables for the program; one that the command sets already gets the new value."""
         own = {name: word for name in values if (word := self._assignment(name)) is not None}

@@ -112,7 +112,8 @@ def test_levers_that_it_has_no_key_for_are_not_offered(file: Path, tmp_path: Pat
     command = f"axolotl train {file}"
     off = {"optim": "adamw_torch", "use_liger_kernel": False, "torch_compile": False, "dataloader_num_workers": 0}
     preset = live(command, off, packages=["liger_kernel"])
-    assert {lever.name for lever in preset.levers(command, POINT)} == {"compile", "fused_optimizer"}
+    offered = {lever.label for lever in preset.levers(command, POINT)}
+    assert offered == {"compile", "attention=flex", "fused_optimizer", "allocator=expandable"}
     best = preset.result_command(command, {**POINT, "fused_optimizer": True}, tmp_path)
     assert "--optimizer adamw_torch_fused" in best
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.presets.trainer.runs import OPTIONS, bound, run
+from zenith_tune.presets.shared.hooked_job import HookedPoint
 from zenith_tune.presets.trainer.levers import LEVERS
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
@@ -15,6 +18,7 @@ OFF = {name: None for lever in LEVERS for name in lever.sets} | {
     "dataloader_num_workers": 0,
     "bf16": True,
 }
+ALLOCATOR, MODE = "allocator=expandable", "compile_mode=reduce-overhead"
 ALL = ["flash_attn", "liger_kernel"]
 
 
@@ -28,7 +32,7 @@ def offered(command: str = OPTIONS, arguments: dict[str, Any] | None = None, **v
 
 
 def test_a_lever_needs_what_the_jobs_own_interpreter_has() -> None:
-    assert offered() == ["compile", "data_workers", "no_unused_search"]
+    assert offered() == ["compile", MODE, "data_workers", "no_unused_search", ALLOCATOR]
     assert "liger" in offered(packages=["liger_kernel"])
     assert "attention=flash2" not in offered(packages=ALL), "the script has no option for it"
     command = f"{OPTIONS} --attn_implementation sdpa"
@@ -39,7 +43,7 @@ def test_a_lever_needs_what_the_jobs_own_interpreter_has() -> None:
 
 def test_what_the_job_has_already_is_not_offered() -> None:
     on = {"use_liger_kernel": True, "torch_compile": True, "dataloader_num_workers": 2}
-    assert offered(arguments={**on, "ddp_find_unused_parameters": False}, packages=ALL) == []
+    assert offered(arguments={**on, "ddp_find_unused_parameters": False}, packages=ALL) == [MODE, ALLOCATOR]
     assert "fused_optimizer" in offered(arguments={"optim": "adamw_torch"})
     assert "fused_optimizer" not in offered(arguments={"optim": "adafactor"})
 
@@ -48,7 +52,49 @@ def test_an_argument_that_the_trainer_does_not_have_is_not_offered() -> None:
     assert "padding_free" in offered(attention="flash_attention_2")
     preset = bound()
     preset.read_baseline(run(attention="flash_attention_2"))
-    assert [lever.name for lever in preset.levers(OPTIONS, POINT)] == []
+    assert [lever.label for lever in preset.levers(OPTIONS, POINT)] == [ALLOCATOR]
+
+
+def test_a_variable_is_set_for_the_program_unless_the_command_has_it() -> None:
+    preset = bound()
+    preset.read_baseline(run(OFF))
+    point: Params = {**POINT, "allocator": "expandable"}
+    setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert setting in preset.apply_parameters(OPTIONS, point)
+    assert preset.result_command(OPTIONS, point, Path("/study")) == f"env {setting} {OPTIONS}"
+    plain, other = preset.in_place(POINT), preset.in_place(point)
+    assert plain is not None and other is not None and plain.shares != other.shares
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        assert ALLOCATOR not in offered(f"{name}=max_split_size_mb:512 {OPTIONS}")
+
+
+def test_attention_that_is_eager_is_exchanged_where_the_script_has_an_option_for_it() -> None:
+    command = f"{OPTIONS} --attn_implementation eager"
+    assert "attention=sdpa" in offered(command, attention="eager") and "attention=sdpa" not in offered(command)
+    assert "attention=flex" in offered(command, attention="sdpa")
+    assert "attention=flex" not in offered(command, attention="sdpa", compute=70)
+    assert not any("attention" in name for name in offered(attention="eager"))
+
+
+def test_every_second_layer_is_recomputed_where_all_are_and_the_release_can() -> None:
+    def found(version: str, kwargs: str | None = None) -> list[str]:
+        preset = bound()
+        preset.read_baseline(run({**OFF, "gradient_checkpointing_kwargs": kwargs}, version=version))
+        return [lever.label for lever in preset.levers(OPTIONS, {**POINT, "checkpointing": True})]
+
+    assert "checkpoint_layers=2" in found("5.17.0") and "checkpoint_layers=2" not in found("5.9.1")
+    assert "checkpoint_layers=2" not in found("5.17.0", '{"use_reentrant": true}')
+    assert "checkpoint_layers=2" not in offered(version="5.17.0"), "nothing is recomputed at this point"
+
+
+def test_lengths_are_grouped_on_request_where_they_differ() -> None:
+    preset = bound(allow="length_grouping")
+    preset.read_baseline(run(OFF))
+    assert "length_grouping" not in [lever.name for lever in preset.levers(OPTIONS, POINT)], "of one length"
+    [lever] = [each for each in LEVERS if each.name == "length_grouping"]
+    many = replace(preset._space.job, new_shapes=0.9)
+    assert lever.is_for(HookedPoint(job=many, params=POINT)) and lever.is_on_request
+    assert not lever.is_for(HookedPoint(job=many, params={**POINT, "mbs": 1}))
 
 
 def test_nothing_is_offered_before_a_run() -> None:

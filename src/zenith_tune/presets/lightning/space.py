@@ -9,7 +9,15 @@ from typing import Any, ClassVar
 from zenith_tune.evaluators.hooked_run import PLAIN
 from zenith_tune.hooks.lightning import ACCUMULATION
 from zenith_tune.presets.levers import ASSUMED
-from zenith_tune.presets.shared.hooked_job import MBS, HookedJob, HookedLever, HookedSpace, Sharding, precision_levers
+from zenith_tune.presets.shared.hooked_job import (
+    ENVIRONMENT_LEVERS,
+    MBS,
+    HookedJob,
+    HookedLever,
+    HookedSpace,
+    Sharding,
+    precision_levers,
+)
 from zenith_tune.study.parameters import Value
 
 STRATEGY = "strategy"
@@ -77,6 +85,7 @@ LEVERS: tuple[HookedLever[LightningJob], ...] = (
         is_alone=True,
         source=f"{ASSUMED}: as of the Trainer of transformers; fused kernels and fewer launches",
     ),
+    *ENVIRONMENT_LEVERS,
     *precision_levers(tf32={"matmul": "high"}, bf16={"precision": "bf16-mixed"}),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,14 @@ from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.process import MOST_TIMES
 from zenith_tune.presets.arguments import keywords_of, refuse_steps
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.levers import Lever, set_levers
 from zenith_tune.presets.shared.hooked_job import MBS, HookedArguments, HookedJob, HookedLever, HookedPoint, HookedSpace
 from zenith_tune.presets.shared.live_model import LiveModel, model_notes
 from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.trial_hook import hooked, watched
+from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
+from zenith_tune.shell.variables import set_variables
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Outcome, Trial
 
@@ -47,6 +50,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         refuse_steps(given.steps)
         super().__init__(given)
         self._model: LookedUp[ModelSpec] = LookedUp(self._named_model)
+        self._own_variables: Mapping[str, str] = {}
         self._too_large: list[tuple[int, Params]] = []
         """The points that ran out of memory, each with the largest micro-batch that is worth a trial after it."""
 
@@ -84,6 +88,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         return hook_files({self.hook: {"set": values, "steps": self._given.steps}}, "accelerate", "model")
 
     def bind(self, command: str) -> None:
+        self._own_variables = {**os.environ, **set_variables(command)}
         self._model = LookedUp(self._named_model)
         self._bind_space(self._search(self._read_job(command)))
 
@@ -121,7 +126,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         job = self._space.job
-        at = HookedPoint(job=job, params=dict(params))
+        at = HookedPoint(job=job, params=dict(params), variables=self._own_variables)
         named = {lever.package for lever in self.declared if lever.package} if job.packages is not None else ()
         packages = {name: name in (job.packages or ()) for name in named}
         return self._levers.offered([lever for lever in self.declared if lever.is_for(at)], at, packages)
@@ -131,7 +136,16 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         """Return `command` with what a point stands for, and with the hook."""
-        return self._watched(self._written(command, params))
+        return self._watched(self._with_variables(self._written(command, params), params))
+
+    def _with_variables(self, command: str, params: Mapping[str, Value]) -> str:
+        values = self._variables(params)
+        return ParsedCommand.of(command).started.with_variables(values) if values else command
+
+    def _variables(self, params: Mapping[str, Value]) -> dict[str, str]:
+        """Return the variables of the environment that a point's levers set."""
+        on = set_levers(self.declared, self._space.levers_of(params))
+        return {name: value for lever in on for name, value in lever.variables.items()}
 
     def files(self, params: Mapping[str, Value]) -> dict[str, str]:
         return {**self._trial_hook(self._hooked_values(params)), **self._argument_file(params)}
@@ -144,7 +158,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
 
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
         """Return the command that trains with a point's values, without the hook of a trial."""
-        text = self._written(command, params)
+        text = self._with_variables(self._written(command, params), params)
         if self._hooked_values(params):
             text = hooked(text, f"{{trial_folder}}/{self.file_stem}")
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]

@@ -5,12 +5,26 @@ Names are those of TrainingArguments in transformers 5.22 and of TRL 1.16.
 
 from __future__ import annotations
 
+import json
+
 from zenith_tune.presets.levers import ASSUMED
-from zenith_tune.presets.shared.hooked_job import AMPERE, HookedLever, HookedPoint, precision_levers
+from zenith_tune.presets.shared.hooked_job import (
+    AMPERE,
+    ENVIRONMENT_LEVERS,
+    MBS,
+    RECOMPUTE,
+    HookedLever,
+    HookedPoint,
+    precision_levers,
+)
 from zenith_tune.presets.trainer.command import ATTENTION, MAX_LENGTH, PACKING
 from zenith_tune.presets.trainer.job import TrainerJob
 
 FLASH = "flash_attention_2"
+CHECKPOINTING_OPTIONS = "gradient_checkpointing_kwargs"
+FIRST_EVERY_N_LAYERS = (5, 17)
+FEW_SHAPES = 0.1
+MEASURED = "benchmarks/h200_levers.py on an H200 (2026-11-19, torch 2.11, transformers 5.17)"
 
 
 def _padding_free_goes(at: HookedPoint[TrainerJob]) -> bool:
@@ -19,12 +33,27 @@ def _padding_free_goes(at: HookedPoint[TrainerJob]) -> bool:
     return trainer is not None and "flash" in (trainer.attention or "") and trainer.arguments.get(MAX_LENGTH) is None
 
 
+def _checkpoints_every_layer(at: HookedPoint[TrainerJob]) -> bool:
+    trainer = at.job.trainer
+    is_plain = at.job.arguments.get(CHECKPOINTING_OPTIONS) is None
+    return bool(at.params[RECOMPUTE]) and is_plain and trainer is not None and trainer.release >= FIRST_EVERY_N_LAYERS
+
+
 def _is_ddp_without_checkpointing(at: HookedPoint[TrainerJob]) -> bool:
     is_ddp = at.job.num_processes > 1 and at.job.is_plain and at.params.get("sharding", "none") == "none"
     return is_ddp and not at.params["checkpointing"]
 
 
 LEVERS: tuple[HookedLever[TrainerJob], ...] = (
+    HookedLever(
+        name="attention",
+        value="sdpa",
+        sets={ATTENTION: "sdpa"},
+        goes=lambda at: at.job.takes(ATTENTION) and at.job.trainer is not None and at.job.trainer.attention == "eager",
+        saves={"compute": 0.35},
+        memory=-0.4,
+        source=f"{MEASURED}: 0.65 of the step, and 31 GiB in place of 55, of a Llama in padded batches",
+    ),
     HookedLever(
         name="attention",
         value="flash2",
@@ -55,11 +84,44 @@ LEVERS: tuple[HookedLever[TrainerJob], ...] = (
         source=f"{ASSUMED}: fused kernels and fewer launches; on an H200 it took 28 GB in place of 40 (2026-08)",
     ),
     HookedLever(
+        name="compile_mode",
+        value="reduce-overhead",
+        sets={"torch_compile_mode": "reduce-overhead"},
+        least_compute=70,
+        needs={"compile": lambda at: at.job.arguments.get("torch_compile") is True},
+        # A CUDA graph is of one length.
+        goes=lambda at: at.job.new_shapes < FEW_SHAPES,
+        saves={"overhead": 0.3},
+        memory=0.05,
+        is_alone=True,
+        source=f"{ASSUMED}: CUDA graphs in place of launches",
+    ),
+    HookedLever(
+        name="attention",
+        value="flex",
+        sets={ATTENTION: "flex_attention"},
+        least_compute=AMPERE,
+        goes=lambda at: at.job.takes(ATTENTION) and at.job.trainer is not None and at.job.trainer.attention == "sdpa",
+        saves={"compute": 0.04},
+        memory=-0.04,
+        is_alone=True,
+        source=f"{MEASURED}: 0.96 of the step of a Llama in padded batches, after 45 s of compilation",
+    ),
+    HookedLever(
+        name="checkpoint_layers",
+        value=2,
+        sets={CHECKPOINTING_OPTIONS: json.dumps({"every_n_layers": 2})},
+        goes=_checkpoints_every_layer,
+        saves={"compute": 0.12},
+        memory=0.3,
+        source=f"{ASSUMED}: every second layer is recomputed (transformers#48200): half of a third of a step",
+    ),
+    HookedLever(
         name="fused_optimizer",
         sets={"optim": "adamw_torch_fused"},
         goes=lambda at: at.job.arguments.get("optim") == "adamw_torch",
-        saves={"optimizer": 0.3},
-        source=f"{ASSUMED}: one kernel for all parameters in place of one for each operation",
+        saves={"optimizer": 0.5},
+        source=f"{MEASURED}: 6 ms less of a step of 163 ms, of 0.6B parameters",
     ),
     HookedLever(
         name="data_workers",
@@ -70,7 +132,7 @@ LEVERS: tuple[HookedLever[TrainerJob], ...] = (
         },
         goes=lambda at: at.job.arguments.get("dataloader_num_workers") == 0,
         saves={"overhead": 0.05},
-        source=f"{ASSUMED}: batches are made beside the training; on an H200 with ready tokens 1% or less (2026-08)",
+        source=f"{MEASURED}: 0.66 of the step where a sample takes 10 ms of the host, the same with ready tokens",
     ),
     HookedLever(
         name="no_unused_search",
@@ -98,6 +160,15 @@ LEVERS: tuple[HookedLever[TrainerJob], ...] = (
         numerics=True,
         source=f"{ASSUMED}: TRL, no padding and full rows; an update has as many tokens, of other samples",
     ),
+    HookedLever(
+        name="length_grouping",
+        sets={"train_sampling_strategy": "group_by_length"},
+        goes=lambda at: int(at.params[MBS]) > 1 and at.job.new_shapes > FEW_SHAPES,
+        saves={"compute": 0.2},
+        numerics=True,
+        source=f"{ASSUMED}: samples of like lengths share a batch, where 39% of tokens were padding (2026-11)",
+    ),
+    *ENVIRONMENT_LEVERS,
     *precision_levers(tf32={"tf32": True}, bf16={"bf16": True}),
 )
 PACKAGES = tuple(sorted({lever.package for lever in LEVERS if lever.package} | {"deepspeed", "peft", "trl"}))

@@ -5,6 +5,7 @@ The Trainer's own figures are not read: they are cumulative since its start, and
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -28,6 +29,8 @@ SAMPLE_PACKING = "sample_packing"
 """An argument of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
 NO_TRAINER_HINT = "name what to tune by --space NAME=VALUES and what to read by --objective (docs/plugs.md)"
 
+_RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTrainer:
@@ -44,7 +47,8 @@ class LiveTrainer:
     """Whether the script had turned gradient checkpointing on before the Trainer could."""
     attention: str | None = None
     packages: frozenset[str] = frozenset()
-    major_release: int = 0
+    release: tuple[int, int] = (0, 0)
+    """Of transformers."""
     compute: int = 0
     """The GPU's compute capability times ten; 0 without a GPU."""
 
@@ -63,7 +67,7 @@ class LiveTrainer:
             is_checkpointing=event.get("checkpointing") is True,
             attention=event["attention"] if isinstance(event.get("attention"), str) else None,
             packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
-            major_release=int(major) if (major := str(event.get("version")).partition(".")[0]).isdecimal() else 0,
+            release=(int(found[1]), int(found[2])) if (found := _RELEASE.match(str(event.get("version")))) else (0, 0),
             compute=_count(event.get("compute")),
         )
 

@@ -108,7 +108,7 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         is_plain = job.num_processes == 1 and job.trainer.kind == "Trainer"
         names = (MICRO_BATCH, ACCUMULATION, *((CHECKPOINTING,) if is_plain else ()))
         values = {name: arguments.pop(name) for name in names if name in arguments}
-        shares = json.dumps(arguments, sort_keys=True)
+        shares = json.dumps([arguments, self._variables(params)], sort_keys=True)
         return InPlace(values=values, shares=shares, is_proven=self._arrives)
 
     def observe(self, trial: Trial) -> None:

@@ -18,7 +18,7 @@ from zenith_tune.study.parameters import Params, Value
 
 SHARDING = "sharding"
 FSDP, FSDP_CONFIG, DEEPSPEED = "fsdp", "fsdp_config", "deepspeed"
-FIRST_FSDP2 = 5
+FIRST_FSDP2 = (5, 0)
 """The release of transformers from which `fsdp` is a switch that means version 2."""
 AUTO = dict.fromkeys(
     ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
@@ -69,7 +69,7 @@ def _takes(job: TrainerJob, sharding: Sharding) -> bool:
     if DEEPSPEED in sharding.arguments:
         return DEEPSPEED in trainer.packages
     # Without a GPU Accelerate leaves the option aside.
-    return FSDP not in sharding.arguments or (trainer.compute > 0 and trainer.major_release >= FIRST_FSDP2)
+    return FSDP not in sharding.arguments or (trainer.compute > 0 and trainer.release >= FIRST_FSDP2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
