@@ -321,6 +321,7 @@ _SECRET_FORMS = (
     *("mpirun -genv HF_TOKEN % python t.py", 'ssh h "#=% python t.py"', "aws configure set x.# % && python t.py"),
     *("python t.py --logger-args a=1,#=%", "python t.py --db 'Server=x;#=%;'", "python t.py --s3 s3://AK:%@bucket"),
     *("curl -H 'authorization: ApiKey %' x && python t.py", "gh auth login --with-token <<< % && python t.py"),
+    *("A=%; B=$A; python t.py --# $B", "python t.py --# <(echo %)", "conda config --set # % && python t.py"),
 )
 _NOISE = ("--lr 3", "--name 'a b'", "--seed=5", "-v", "data", "> log", "2>&1", "--tokenizer llama", "--keep 3")
 
