@@ -280,7 +280,7 @@ class PresetTuner:
             diagnosis=[] if ending.reason is EndReason.INTERRUPTED else _diagnosis(session, ending.why),
         )
         try:
-            session.end_search(ending.why, findings, verdict)
+            session.end_search(ending, findings, verdict)
             session.keep_launches()
             session.export()
         finally:
@@ -337,6 +337,8 @@ def _outlook(session: StudySession, plan: StudyPlan) -> str:
     """Say what is searched, and what that will take by how long the user's own command took."""
     space, strategy = session.config.preset.get_search_space(), session.config.strategy
     num = min((n for n in (plan.n_trials, strategy.expected_trials(space)) if n is not None), default=None)
+    if session.was_done:  # it goes on only where the options of this run are others
+        num = None
     trials = [] if num is None else [_expected(session, plan, max(num - plan.num_finished, 0))]
     job = session.config.preset.describe_job(session.config.masked_command)
     learned = f"{job}: " if job and job not in plan.title else ""

@@ -19,6 +19,7 @@ from zenith_tune.record.source import find_study, studies_in
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.report.study_markdown import study_markdown
+from zenith_tune.report.terminal.terminal import TerminalReporter
 from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.serve.study_index import listed_study
 from zenith_tune.study.parameters import Value
@@ -108,6 +109,26 @@ def test_what_a_study_shows_of_the_machine_is_known_to_the_next_one(tmp_path: Pa
     _, witness = confirmed(tmp_path, "1000 + 100 * $x", study_name="second")
     assert [(trial.is_baseline, trial.is_rerun) for trial in witness.trials] == SEARCHED
     assert witness.end is not None and witness.end.verdict is not None and witness.end.verdict.is_clear
+
+
+def screen_of(tmp_path: Path, values: str, choices: tuple[int, ...] = (1, 2, 3), **options: Any) -> str:
+    stream = io.StringIO()
+    tuned(tmp_path, values, choices, listener=TerminalReporter(Console(file=stream, width=100)), **options)
+    return stream.getvalue()
+
+
+def test_the_terminal_says_why_the_fastest_trial_lost(tmp_path: Path) -> None:
+    shown = screen_of(tmp_path, "$x == 2 ? (n < 4 ? 1050 : 900) : 1000 + 10 * $x")
+    assert "note: trial 2 measured more, but gained less when it ran again" in shown and "run: " in shown
+
+
+def test_where_nothing_is_gained_there_is_nothing_to_run(tmp_path: Path) -> None:
+    assert "run: " not in screen_of(tmp_path, "$x ? 900 : 1000")
+
+
+def test_a_study_that_has_ended_by_itself_promises_no_trials_when_it_is_resumed(tmp_path: Path) -> None:
+    assert "about 3 short trials" in screen_of(tmp_path, "$x ? 900 : 1000")
+    assert "short trial" not in screen_of(tmp_path, "$x ? 900 : 1000", resume=True)
 
 
 def test_repeated_runs_are_named_after_the_first_and_counted_apart(tmp_path: Path) -> None:

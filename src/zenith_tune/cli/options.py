@@ -19,6 +19,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import MAX_BATCH, MAX_SEQ, RISK
 from zenith_tune.study.files import path_as_written
 from zenith_tune.tuning.options import BUDGET, JOB, OF_THE_JOB, OUTPUT, PLACE, SEARCH, TuneOptions, flag
+from zenith_tune.units import count
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -85,7 +86,7 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(rows)
         if num_hidden:
             formatter.write_paragraph()
-            formatter.write_text(f"{num_hidden} more options: --help-all")
+            formatter.write_text(f"{count(num_hidden, 'more option')}: --help-all")
 
 
 class RecordedCommand(GroupedCommand):

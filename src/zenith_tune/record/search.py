@@ -32,6 +32,8 @@ class StudySearch:
     """When the study was begun, or last resumed; seconds since 1970."""
     ended_s: float | None = None
     why_ended: str = ""
+    is_done: bool = False
+    """Whether it ended by itself, with nothing left that is worth a trial."""
     memory_limit_bytes: float | None = None
     """The limit on the GPU memory of the best."""
     budget: Budget = field(default_factory=Budget)
@@ -56,13 +58,16 @@ class StudySearch:
         """What the strategy expected of its trials, by their numbers."""
         return {number: stored for table in self.tables for number, stored in table.predictions.items()}
 
-    def ended(self, at_s: float, why: str, found: Findings | None, verdict: Verdict | None = None) -> StudySearch:
+    def ended(
+        self, at_s: float, why: str, found: Findings | None, verdict: Verdict | None = None, *, is_done: bool = False
+    ) -> StudySearch:
         """Return the search at its end; a strategy that was cut off before it found anything leaves what was known."""
         tables = (found,) if found is not None and (found.rows or found.lines) else self.tables
         return replace(
             self,
             ended_s=max(at_s, self.begun_s),
             why_ended=why,
+            is_done=is_done,
             tables=tables,
             verdict=asdict(verdict) if verdict else {},
         )

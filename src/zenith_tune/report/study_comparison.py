@@ -121,7 +121,7 @@ def _summary(first: Json, second: Json) -> list[list[str]]:
     rows = []
     for study in (first, second):
         best, cut = _fastest(study), study["num_unfinished"]
-        tried = [trial for trial in study["trials"] if not trial["is_baseline"]]
+        tried = [trial for trial in study["trials"] if not trial["is_baseline"] and trial["rerun_of"] is None]
         took = (study["ended_s"] or study["now_s"]) - study["started_s"] if study["started_s"] else None
         rows.append(
             [

@@ -164,7 +164,8 @@ class Confirmation:
             return None
         at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
         was = f"your own command measured {at_first} at first and {at_end} at the end"
-        return f"the machine drifted: {was} ({gain:+.1%}); the gain is by neighbouring runs"
+        which = "the gain is over neighbouring runs of it, and those of rows printed before over the first"
+        return f"the machine drifted: {was} ({gain:+.1%}); {which}"
 
     def _again(self, trial: Trial) -> Trial:
         why = f"trial {self._session.study.number_of(trial)} again, to confirm it"

@@ -37,7 +37,7 @@ from zenith_tune.strategies.base import TuningStrategy, await_first
 from zenith_tune.study.faults import clear_faults, system_patience
 from zenith_tune.study.files import TrialFolder, make_folder, write_atomically, write_json
 from zenith_tune.study.parameters import Params
-from zenith_tune.study.study import Study
+from zenith_tune.study.study import EndReason, Study, StudyEnding
 from zenith_tune.study.trial import YOUR_COMMAND, Findings, Outcome, RunKey, Trial
 from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.study.verdict import Verdict, verdict_of
@@ -279,6 +279,11 @@ class StudySession:
         )
         record.keep_search(self._search)
 
+    @property
+    def was_done(self) -> bool:
+        """Whether an earlier run of the study has ended by itself."""
+        return self._search.is_done
+
     def bound(self, max_trials: int | None) -> None:
         """Take in how many trials there are at most, now that the user's own command has shown what is searched."""
         self.study.max_trials = max_trials
@@ -296,10 +301,11 @@ class StudySession:
             if names := self._own_files.put_back():
                 self._notifier.noted(f"put back as before the study: {', '.join(names)}")
 
-    def end_search(self, why: str, findings: Findings | None, verdict: Verdict) -> None:
+    def end_search(self, ending: StudyEnding, findings: Findings | None, verdict: Verdict) -> None:
         """Write why the study stops, what its strategy has found, and what it comes to."""
         self._search = replace(self._search, memory_limit_bytes=self.study.memory_limit_bytes, elapsed_s=self.elapsed_s)
-        self._search = self._search.ended(time.time(), mask(why, self.config.secrets), findings, verdict)
+        why, is_done = mask(ending.why, self.config.secrets), ending.reason is EndReason.DONE
+        self._search = self._search.ended(time.time(), why, findings, verdict, is_done=is_done)
         # What keeps the database from being written is reported elsewhere; study.json has it too.
         with contextlib.suppress(StudyError, SystemFaultError):
             self._require_record().keep_search(self._search)

@@ -43,6 +43,8 @@ def compare(first: str, second: str, **options: Any) -> int:
 
 
 def _lines(content: Json, width: int) -> Iterator[str]:
+    from zenith_tune.shell.scripts.opened import training_line
+
     names = [study["name"] for study in content["studies"]]
     said = f"{names[1]} is {content['verdict']} {names[0]}" if content["verdict"] else content["why_no_gain"]
     yield from filter(None, (said, content["caution"]))
@@ -55,7 +57,7 @@ def _lines(content: Json, width: int) -> Iterator[str]:
         if study["best_command"]:
             yield ""
             yield f"fastest command of {study['name']}:"
-            yield study["best_command"]
+            yield training_line(study["best_command"])
 
 
 def _side_by_side(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:

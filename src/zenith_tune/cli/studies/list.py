@@ -79,13 +79,14 @@ def _cells(study: ListedStudy) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Yield rows within `width`; where the names are too long for that, each stands on a line of its own."""
+    """Yield rows within `width`: without the start where it is too little, else with each name on its own line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_apart = sum(widths) + 2 * (len(widths) - 1) > width
+    num = next((num for num in (len(widths), len(widths) - 1) if sum(widths[:num]) + 2 * (num - 1) <= width), None)
+    is_apart = num is None
     for row in rows:
         name, *cells = (
             cell.rjust(size) if head in RIGHT else cell.ljust(size)
-            for head, cell, size in zip(HEADS, row, widths, strict=True)
+            for head, cell, size in zip(HEADS[:num], row, widths, strict=False)
         )
         if is_apart:
             yield name.rstrip()

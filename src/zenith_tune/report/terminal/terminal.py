@@ -49,6 +49,20 @@ class Row:
     label: str
 
 
+def _why_lost(study: Study) -> str | None:
+    """Say why the trial that measured most is not the best."""
+    ok = [trial for trial in study.trials if trial.value is not None]
+    most = min(ok, key=lambda trial: study.direction.sign * (trial.value or 0.0), default=None)
+    if most is None or study.best is None or study.number_of(most) == study.number_of(study.best):
+        return None
+    why = study.why_ruled_out(most)
+    if not study.is_within_limit(most):
+        why = "takes more memory than it may"
+    elif why is None and (study.reruns_of(most) or most.is_rerun):
+        why = "gained less when it ran again"
+    return f"trial {study.name_of(most)} measured more, but {why or 'not by more than the noise'}"
+
+
 def running_text(running: RunningTrial) -> str:
     """Return where a trial is: waiting, starting or at which iteration, and how long it still takes."""
     if not running.num_iterations:
@@ -161,7 +175,9 @@ class TerminalReporter(RunningTrials):
         if safer is not None and (verdict.memory_share or 0.0) >= NEARLY_FULL:
             less = f"trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}"
             lines.append(_named("memory", f"{verdict.memory_share:.0%} of a GPU is used; {less}"))
-        if study.best is not None and end.best_command_path.exists():
+        if (lost := _why_lost(study)) is not None:
+            lines.append(f"note: {lost}")
+        if study.best is not None and study.fastest is not study.baseline and end.best_command_path.exists():
             lines.append(_named("run", f"bash {_near(end.best_command_path)}"))
             if end.best_diff_path is not None and end.best_diff_path.exists():
                 script = end.best_diff_path.read_text().partition("\n")[0].removeprefix("--- ")
