@@ -24,6 +24,7 @@ _MARKS = (
     "tps: ",  # torchtitan
     "tokens_per_sec_per_gpu: ",  # nanotron
     " GiB | tps ",  # NeMo Automodel
+    "  data_time: ",  # MMEngine
 )
 """Texts that only trained steps are printed with."""
 _PLAIN = re.compile(

@@ -16,6 +16,7 @@ FRAMEWORKS = {
     "megatron-bridge": "megatron_bridge",
     "megatron-lm": "megatron",
     "mimo": "mimo",
+    "mmengine": "mmengine",
     "nanotron": "nanotron",
     "torchtitan": "torchtitan",
     "trainer": "trainer",

@@ -155,6 +155,10 @@ class ParsedCommand:
         """Return the command with a flag that takes no value, unless it is there in any spelling."""
         return self._edited([], [] if self.has(option) else [self._spelling.write(canonical(option))])
 
+    def append(self, *words: str) -> ParsedCommand:
+        """Return the command with further arguments at its end, written for the shell."""
+        return self._edited([], words)
+
     def get(self, option: str) -> str | None:
         """Return the option's last value, expansions as they are written; "" for a bare flag, None if it is absent."""
         name = canonical(option)

@@ -68,6 +68,11 @@ class ConfigJob(ABC):
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the configuration that a point stands for."""
 
+    @property
+    def on_request(self) -> tuple[str, ...]:
+        """The axes that are searched only where they are named."""
+        return ()
+
     def count(self, key: str) -> int:
         """Return a value that is a whole number above 0, or 1."""
         value = self.values.get(key)
@@ -114,7 +119,8 @@ class ConfigSpace(AxisSpace, Generic[J]):
         """Return the axes that `search` names; the others stay as they are."""
         sizes = (size for size in divisors(job.global_batch) if size <= mbs_max and size != job.micro_batch)
         choices = {**job.choices(), MBS: (job.micro_batch, *sizes)}
-        names = chosen_axes(search, {DEFAULT: tuple(choices), **{name: (name,) for name in choices}})
+        default = tuple(name for name in choices if name not in job.on_request)
+        names = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in choices}})
         axes = {name: each if name in names else each[:1] for name, each in choices.items()}
         return cls(job=job, axes=axes, **values)
 

@@ -14,7 +14,7 @@ from zenith_tune.presets.torchtitan.dialect import AC_MODE, Dialect, read_text
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.options import Splice, apply_splices
 from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
-from zenith_tune.shell.target import Target, splices_through
+from zenith_tune.shell.target import splices_through
 from zenith_tune.study.parameters import Value
 
 PRESET = "preset torchtitan"
@@ -119,9 +119,9 @@ def with_settings(command: str, dialect: Dialect, values: Mapping[str, Value]) -
         on, off = f"--{name}", f"--{section}.no_{key}"
         wanted, other = (on, off) if is_on else (off, on)
         line = line.remove(other)
-        line = line if line.has(wanted) else ParsedCommand.of(_appended(line.text, wanted))
+        line = line if line.has(wanted) else line.append(wanted)
     line = line.set({f"--{name}": value for name, value in options.items()}, keeps_names=True)
-    return _appended(line.text, last) if last else line.text
+    return line.append(last).text if last else line.text
 
 
 def _without_last(command: str) -> tuple[str, str]:
@@ -134,14 +134,5 @@ def _without_last(command: str) -> tuple[str, str]:
     start, end = words[at].start, words[-1].end
     # With the blanks in front of it, so that writing twice changes nothing more.
     before = len(target.text[:start].rstrip())
-    return _spliced(command, target, Splice(before, end, "")), target.text[start:end]
-
-
-def _appended(command: str, words: str) -> str:
-    target = ParsedCommand.of(command).target
-    end = target.words[-1].end
-    return _spliced(command, target, Splice(end, end, f" {words}"))
-
-
-def _spliced(command: str, target: Target, splice: Splice) -> str:
-    return apply_splices(command, splices_through(target.layers, [splice]))
+    gone = splices_through(target.layers, [Splice(before, end, "")])
+    return apply_splices(command, gone), target.text[start:end]
