@@ -20,11 +20,11 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
 
 
 def test_the_best_layouts_are_shown_with_all_that_a_choice_needs(plan: Plan) -> None:
-    done = plan(*LLAMA, "--top", "3")
+    done = plan(*LLAMA, "--top", "3", "-v")
     assert done.code == 0 and done.err == ""
     for word in (
         "llama3-8b (8.0B parameters) on h100x8",
-        "counted",
+        "with risk",
         "(90%)",
         "MFU",
         "OOM",
@@ -35,6 +35,15 @@ def test_the_best_layouts_are_shown_with_all_that_a_choice_needs(plan: Plan) -> 
         assert word in done.out
     for word in ("optimizer", "activations", "layouts considered", "not tried:"):
         assert word in done.out
+
+
+def test_a_plan_is_short_unless_all_is_asked_for(plan: Plan) -> None:
+    done = plan(*LLAMA)
+    lines = done.out.splitlines()
+    assert done.code == 0 and len(lines) <= 26 and lines[1].startswith("best: ")
+    for word in ("step:", "memory:", "activations", "layouts considered"):
+        assert word in done.out
+    assert "not tried:" not in done.out and len(plan(*LLAMA, "-v").out.splitlines()) > 35
 
 
 def test_json_has_the_whole_plan_in_plain_units(plan: Plan) -> None:

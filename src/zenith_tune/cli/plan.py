@@ -179,6 +179,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
                 help="Write the best layout, or the explained one, for a framework.")  # fmt: skip
 @path_option("--output", metavar=None, help="--emit: folder to write to. [default: stdout]")
 @path_option("--html", help="Also write the plan as one HTML page.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all: the best one's tables, and what was left out and why.")
 @json_option
 @debug_option
 @help_all_option
@@ -262,7 +263,8 @@ def _plan(request: PlanRequest, options: Options) -> int:
         if what_if is not None:
             report.what_if(what_if, after)
         _print(emission, options)
-        report.plan(plan, planner.stages(plan.best[0].layout) if plan.best else ())
+        stages = planner.stages(plan.best[0].layout) if plan.best else ()
+        report.plan(plan, stages, in_full=options["verbose"])
         if points is not None:
             report.pareto(points)
     return 0 if found.fits else 1

@@ -48,7 +48,7 @@ def layout_table(layouts: Iterable[PlannedLayout], *, show_gpus: bool = False) -
     table = Table(**_STYLE)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("layout", min_width=24)
-    heads = ["GPUs", "step"] if show_gpus else ["step", "step,\nrisk\ncounted"]
+    heads = ["GPUs", "step"] if show_gpus else ["step", "with risk"]
     for name in (*heads, "tok/s/GPU", "MFU", "GiB (left)", "OOM"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
@@ -165,8 +165,11 @@ class PlanReport:
         if cost is not None:
             self.say(cost.line)
 
-    def plan(self, plan: Plan, stages: tuple[StageMemory, ...]) -> None:
-        """Print the best layouts, the best one in full, what nearly made it and what was dropped."""
+    def plan(self, plan: Plan, stages: tuple[StageMemory, ...], *, in_full: bool) -> None:
+        """Print the best layouts, what the best one's step and memory are made of, and what nearly made it.
+
+        `in_full` also prints the tables of the best one, and what was dropped.
+        """
         if plan.best:
             self._console.print()
             self._show(layout_table(plan.best))
@@ -175,9 +178,12 @@ class PlanReport:
                 self.say(f"1 to {plan.num_tied} tie ({within}): the simplest is listed first")
             for assumption in plan.assumptions:
                 self.say(f"assumed: {assumption}")
-            self._breakdown(plan.best[0], stages)
+            if in_full:
+                self._breakdown(plan.best[0], stages)
+            else:
+                self._parts(plan.best[0])
         self._near_misses(plan)
-        self._dropped(plan)
+        self._dropped(plan, in_full=in_full)
 
     def explanation(self, explanation: Explanation, cost: TrainingCost | None = None) -> None:
         """Print one layout in full."""
@@ -242,13 +248,20 @@ class PlanReport:
         if any(cost is not None and cost.is_public and cost.price is not None for cost in found.costs):
             self.say(f"prices are public ones of {PRICES_OF}, on demand: --price gives yours")
 
-    def _breakdown(self, planned: PlannedLayout, stages: tuple[StageMemory, ...]) -> None:
-        low, high = planned.step_interval_s
-        least, most = planned.memory_interval_bytes
+    def _parts(self, planned: PlannedLayout) -> None:
+        time, memory = planned.time_parts, planned.memory_parts
+        seconds = [
+            (part, CAUSES.get(name, name)) for name, part in time.items() if part / planned.step_s >= LEAST_SHARE
+        ]
+        size = [(part, name) for name, part in memory.items() if part >= GIB / 2]
         self._console.print()
-        step = f"{format_seconds(low)} to {format_seconds(high)}"
-        memory = f"{format_bytes(least)} to {format_bytes(most)} of {format_bytes(planned.capacity_bytes)}"
-        self.say(f"{planned.name}: 90% of such runs take {step} a step and {memory}")
+        self._range(planned)
+        self.say("  step:   " + ", ".join(f"{name} {format_seconds(part)}" for part, name in sorted(seconds)[::-1]))
+        self.say("  memory: " + ", ".join(f"{name} {part / GIB:.1f}" for part, name in sorted(size)[::-1]) + " GiB")
+
+    def _breakdown(self, planned: PlannedLayout, stages: tuple[StageMemory, ...]) -> None:
+        self._console.print()
+        self._range(planned)
         if planned.balanced_bytes is not None:
             needs = f"it needs {format_bytes(planned.memory_bytes)}, and {format_bytes(planned.balanced_bytes)}"
             load = f"{planned.busiest_load:.2f} times the mean tokens"
@@ -256,6 +269,13 @@ class PlanReport:
         self._show(time_table(planned))
         self._console.print()
         self._show(stage_table(stages) if len(stages) > 1 else memory_table(planned))
+
+    def _range(self, planned: PlannedLayout) -> None:
+        low, high = planned.step_interval_s
+        least, most = planned.memory_interval_bytes
+        step = f"{format_seconds(low)} to {format_seconds(high)}"
+        memory = f"{format_bytes(least)} to {format_bytes(most)} of {format_bytes(planned.capacity_bytes)}"
+        self.say(f"{planned.name}: 90% of such runs take {step} a step and {memory}")
 
     def _near_misses(self, plan: Plan) -> None:
         if not plan.near_misses:
@@ -268,10 +288,12 @@ class PlanReport:
             self.say(f"  {miss.planned.name}: {miss.reason}")
             self.say(f"    {gain}{miss.hint}")
 
-    def _dropped(self, plan: Plan) -> None:
+    def _dropped(self, plan: Plan, *, in_full: bool) -> None:
         self._console.print()
         fits = f"{plan.num_fitting:,} fit (less than {plan.risk:.0%} likely to run out of memory)"
-        self.say(f"{count(plan.num_considered, 'layout')} considered, {fits}")
+        self.say(f"{count(plan.num_considered, 'layout')} considered, {fits}{'' if in_full else '; -v says more'}")
+        if not in_full:
+            return
         if plan.best:
             self.say("  listed: the best of each split of the model and its tokens; --fix shows its variants")
         for cut in plan.cuts[:MAX_PROBLEMS]:
