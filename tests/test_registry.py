@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests import toy_plugin
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.registry import PluginWarning, Registry, raising_plug
+from zenith_tune.registry import PluginWarning, Registry, construct, keywords_of, raising_plug
 from zenith_tune.runners.base import RunnerRegistry
 from zenith_tune.strategies.base import StrategyRegistry
 
@@ -134,3 +135,20 @@ def test_an_exception_of_the_users_own_class_names_it_and_its_method(tmp_path: P
         PresetRegistry.get(f"{path}:Mine")().apply_parameters("train", {})
     assert raising_plug(raised.value) == "Mine.apply_parameters of mine.py"
     assert raising_plug(ValueError("of nobody")) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    width: int
+    height: int = 1
+
+
+class Sized:
+    @keywords_of(Sizes)
+    def __init__(self, given: Sizes) -> None:
+        self.given = given
+
+
+def test_a_constructor_takes_the_fields_of_a_dataclass() -> None:
+    assert Sized(width=8).given == Sizes(width=8)
+    assert construct(Sized, {"width": "8", "height": "2"}, "sized").given == Sizes(width=8, height=2)

@@ -14,7 +14,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+A = TypeVar("A")
+P = ParamSpec("P")
 
 
 _IN_FILE = re.compile(r"(.+\.py)(?::([A-Za-z_]\w*))?", re.ASCII)
@@ -196,6 +198,22 @@ def parse_pairs(text: str, option: str, example: str = "n_gpus=8,gbs=16") -> dic
             raise UsageError(f"{option} gives {key!r} twice ({pairs[key]!r} and {value!r})", hint="give it once")
         pairs[key] = value
     return pairs
+
+
+def keywords_of(kind: Callable[P, A]) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator by which a constructor takes the fields of a dataclass as its keyword arguments."""
+
+    def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
+        def taking(self: Any, /, *args: P.args, **fields: P.kwargs) -> None:
+            init(self, kind(*args, **fields))
+
+        own, *_ = inspect.signature(init).parameters.values()
+        found = inspect.signature(kind)
+        taking.__annotations__ = typing.get_type_hints(kind)
+        taking.__signature__ = found.replace(parameters=[own, *found.parameters.values()])  # type: ignore[attr-defined]
+        return taking
+
+    return decorate
 
 
 def construct(cls: type[T], args: Mapping[str, Any], what: str, *, defaults: Mapping[str, Any] | None = None) -> T:

@@ -16,7 +16,7 @@ from tests.study_tools import PRINT_X, tune
 from zenith_tune import PresetTuner, RegexEvaluator
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
-from zenith_tune.presets.megatron.evaluator import OBJECTIVES, MegatronEvaluator
+from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TRAIN = (sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.001")
@@ -32,11 +32,11 @@ def choose(evaluator: str | TuningEvaluator | None = None, objective: str | None
     return chosen.describe()
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", MegatronEvaluator.objectives)
 def test_a_known_name_chooses_the_objective_of_the_presets_own_evaluator(name: str) -> None:
-    sequence = " and seq 4096" if name == "tokens_per_s" else ""
-    assert choose(objective=name) == f"megatron {name} at gbs 16{sequence}, {OBJECTIVES[name]}"
-    assert choose("megatron", name) == f"megatron {name} at gbs 16{sequence.replace('4096', '64')}, {OBJECTIVES[name]}"
+    sequence, direction = " and seq 4096" if name == "tokens_per_s" else "", MegatronEvaluator.objectives[name]
+    assert choose(objective=name) == f"megatron {name} at gbs 16{sequence}, {direction}"
+    assert choose("megatron", name) == f"megatron {name} at gbs 16{sequence.replace('4096', '64')}, {direction}"
 
 
 def test_without_a_name_an_evaluator_stays_as_it_is() -> None:

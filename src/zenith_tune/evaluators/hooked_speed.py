@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.evaluators.engine_log import flaw
 from zenith_tune.evaluators.hooked_run import PLAIN, WRAPPER_NAMES, HookedRun, RunAsked
-from zenith_tune.evaluators.speed import SpeedEvaluator, Units, directions
+from zenith_tune.evaluators.speed import SpeedEvaluator, Units
 from zenith_tune.evaluators.steps import SAMPLES, SECONDS, JobSizes, LoggedSteps, Step
-from zenith_tune.study.parameters import Direction, Value
+from zenith_tune.study.parameters import Value
 
 UNITS: Units = {"throughput": (SAMPLES, "steps/s"), "latency": (SECONDS,)}
 Asked = Callable[[Mapping[str, Value]], RunAsked]
@@ -27,7 +27,11 @@ class HookedEvaluator(SpeedEvaluator):
     """
 
     units = UNITS
-    objectives: ClassVar[Mapping[str, Direction]] = directions(UNITS)
+    no_steps: ClassVar[str] = (
+        "because no two steps were seen; train for three steps or more, with an optimizer that Accelerator.prepare has"
+        " prepared"
+    )
+    """Why a log whose hooks saw no two steps has no speed."""
 
     def __init__(
         self,
@@ -46,12 +50,6 @@ class HookedEvaluator(SpeedEvaluator):
         self.gbs, self.n_gpus, self.wrapper, self.check = gbs, n_gpus, wrapper, check
         self.asked: Asked = self._asked_by_arguments
         """What a trial's own settings must have been; a preset knows more about them than these arguments."""
-
-    def with_objective(self, name: str) -> Self:
-        other = type(self)(name, self.gbs, self.n_gpus, self.wrapper, self.check)
-        if self.asked != self._asked_by_arguments:
-            other.asked = self.asked
-        return other
 
     def read_run(self, log: str) -> HookedRun:
         return HookedRun.read(log)
@@ -99,8 +97,7 @@ class HookedEvaluator(SpeedEvaluator):
 
     def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
         """Return the steps of a log whose hooks saw no two, or raise ValueError."""
-        hint = "train for three steps or more, with an optimizer that Accelerator.prepare has prepared"
-        raise ValueError(f"the log has no speed, because no two steps were seen; {hint}")
+        raise ValueError(f"the log has no speed, {self.no_steps}")
 
 
 class OptimizerStepEvaluator(HookedEvaluator):

@@ -69,7 +69,6 @@ class RegexEvaluator(TuningEvaluator):
         self._compiled = _compiled(pattern)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        """Return the selected number, or raise ValueError where the pattern finds none."""
         numbers = [self._number(text) for text in self._chosen(stdout)]
         if not numbers:
             raise ValueError(f"pattern {self.pattern!r} is not in the log")

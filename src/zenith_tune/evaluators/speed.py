@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
@@ -27,14 +28,26 @@ class SpeedEvaluator(TuningEvaluator):
 
     units: ClassVar[Units] = {}
 
+    def __init_subclass__(cls) -> None:
+        if "objectives" not in vars(cls):
+            cls.objectives = directions(cls.units)
+
     def __init__(self, objective: str, **sizes: float | None) -> None:
         """Take one of the objectives; the sizes that the job is said to have must be at least 1."""
-        if objective not in self.objectives:
-            raise UnknownNameError("objective", objective, self.objectives)
         for name, size in sizes.items():
             if size is not None and size < 1:
                 raise UsageError(f"{name} must be at least 1, but got {size}", hint=f"correct {name}")
-        self.objective, self.direction = objective, self.objectives[objective]
+        self._take_objective(objective)
+
+    def _take_objective(self, name: str) -> None:
+        if name not in self.objectives:
+            raise UnknownNameError("objective", name, self.objectives)
+        self.objective, self.direction = name, self.objectives[name]
+
+    def with_objective(self, name: str) -> Self:
+        other = copy.copy(self)
+        other._take_objective(name)
+        return other
 
     @property
     def measures_time(self) -> bool:

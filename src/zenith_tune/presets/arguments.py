@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 
@@ -41,33 +39,6 @@ class FrameworkArguments(JobOverrides):
     """Levers that change the numerics and may be tried."""
     mbs_max: int = 1024
     """The largest micro-batch."""
-
-
-A = TypeVar("A")
-P = ParamSpec("P")
-
-
-def keywords_of(kind: Callable[P, A]) -> Callable[[Callable[[Any, A], None]], Callable[Concatenate[Any, P], None]]:
-    """Return a decorator by which a constructor takes the fields of a dataclass as its keyword arguments.
-
-    >>> class Plain:
-    ...     @keywords_of(FrameworkArguments)
-    ...     def __init__(self, given): self.given = given
-    >>> Plain(n_gpus=8).given.n_gpus, list(inspect.signature(Plain).parameters)[:2]
-    (8, ['n_gpus', 'model'])
-    """
-
-    def decorate(init: Callable[[Any, A], None]) -> Callable[Concatenate[Any, P], None]:
-        def taking(self: Any, /, *args: P.args, **fields: P.kwargs) -> None:
-            init(self, kind(*args, **fields))
-
-        own, *_ = inspect.signature(init).parameters.values()
-        found = inspect.signature(kind)
-        taking.__annotations__ = typing.get_type_hints(kind)
-        taking.__signature__ = found.replace(parameters=[own, *found.parameters.values()])  # type: ignore[attr-defined]
-        return taking
-
-    return decorate
 
 
 def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:

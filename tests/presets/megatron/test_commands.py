@@ -171,14 +171,14 @@ SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 12
         (
             f"srun -N 2 python pretrain_gpt.py {SHAPE} --micro-batch-size 1",
             {},
-            ("--nproc-per-node",),
-            ("--gpus 8",),
+            ("the number of GPUs", "the command does not say"),
+            ("--gpus 8", "--nproc-per-node 8"),
         ),
         (
             f"torchrun --nproc-per-node gpu pretrain_gpt.py {SHAPE} --micro-batch-size 1",
             {},
-            ("--nproc-per-node",),
-            ("--gpus 8",),
+            ("the number of GPUs", "the command does not say"),
+            ("--gpus 8", "--nproc-per-node 8"),
         ),
         (
             f"torchrun --nproc-per-node 8 pretrain_gpt.py {SHAPE}",

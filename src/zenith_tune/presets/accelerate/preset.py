@@ -26,7 +26,6 @@ from zenith_tune.presets.accelerate.levers import FSDP_LEVERS
 from zenith_tune.presets.accelerate.live import live_job, live_notes
 from zenith_tune.presets.accelerate.megatron import MegatronBackend, tensor_island
 from zenith_tune.presets.accelerate.space import Backend, DeepSpeedBackend, FsdpBackend, PlainBackend
-from zenith_tune.presets.arguments import keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Declared, Lever
@@ -47,6 +46,7 @@ from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.trial_hook import watched
 from zenith_tune.presets.shared.zero_lever_declaration import Release, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject
@@ -226,7 +226,6 @@ class AcceleratePreset(FrameworkPreset[Backend, AccelerateArguments]):
         return files | ds_file(self._space, params)
 
     def result_files(self, params: Mapping[str, Value]) -> dict[str, str]:
-        """Return the best point's configuration, ready to use."""
         files = {RESULT_CONFIG: settings_of(self._space, params).text}
         left = ds_file(self._space, params)
         return files | ({RESULT_DS_CONFIG: left[DS_FILE]} if left else {})
@@ -239,7 +238,6 @@ class AcceleratePreset(FrameworkPreset[Backend, AccelerateArguments]):
         return fill_placeholders(text, {"trial_folder": str(folder)})[0]
 
     def baseline_command(self, command: str) -> str:
-        """Return the user's own command with its own file, and the hook next to it."""
         return watched(command)
 
     def baseline_files(self) -> dict[str, str]:

@@ -11,13 +11,11 @@ from zenith_tune.evaluators.base import BATCH, EvaluatorRegistry
 from zenith_tune.evaluators.engine_log import flaw, num_ranks, read_steps
 from zenith_tune.evaluators.speed import SpeedEvaluator, Units, directions
 from zenith_tune.evaluators.steps import SAMPLES, SECONDS, TFLOPS, TOKENS, JobSizes, LoggedSteps
-from zenith_tune.study.parameters import Direction
 from zenith_tune.units import count
 
 UNITS: Units = {"throughput": (SAMPLES,), "latency": (SECONDS,), "flops": (TFLOPS,), "tokens_per_s": (TOKENS,)}
 SAME = {"samples_per_s": "throughput", "step_time": "latency", "tflops": "flops"}
 """Names of the objectives in other evaluators."""
-OBJECTIVES = directions({**UNITS, **{name: UNITS[same] for name, same in SAME.items()}})
 
 
 @EvaluatorRegistry.register("deepspeed")
@@ -30,7 +28,7 @@ class DeepSpeedEvaluator(SpeedEvaluator):
     """
 
     units = UNITS
-    objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
+    objectives: ClassVar = directions({**UNITS, **{name: UNITS[same] for name, same in SAME.items()}})
 
     def __init__(
         self,
@@ -41,19 +39,17 @@ class DeepSpeedEvaluator(SpeedEvaluator):
         seq: int | None = None,
         contents: str = "",
     ) -> None:
-        objective = SAME.get(objective, objective)
-        super().__init__(objective, gbs=gbs, n_gpus=n_gpus, flops_per_sample=flops_per_sample, seq=seq)
-        if objective == "flops" and (flops_per_sample is None or n_gpus is None):
-            hint = "take --preset deepspeed with --args metric=flops, or the objective throughput"
-            raise UsageError("the objective flops needs flops_per_sample and n_gpus, but has not both", hint=hint)
-        if objective == "tokens_per_s" and seq is None:
-            raise UsageError("the objective tokens_per_s needs the tokens of a sample", hint="give --seq 2048")
         self.gbs, self.n_gpus, self.flops_per_sample = gbs, n_gpus, flops_per_sample
         self.seq, self.contents = seq, contents
+        super().__init__(objective, gbs=gbs, n_gpus=n_gpus, flops_per_sample=flops_per_sample, seq=seq)
 
-    def with_objective(self, name: str) -> DeepSpeedEvaluator:
-        """Return the evaluator of the same job that reads another objective."""
-        return DeepSpeedEvaluator(name, self.gbs, self.n_gpus, self.flops_per_sample, self.seq, self.contents)
+    def _take_objective(self, name: str) -> None:
+        super()._take_objective(SAME.get(name, name))
+        if self.objective == "flops" and (self.flops_per_sample is None or self.n_gpus is None):
+            hint = "take --preset deepspeed with --args metric=flops, or the objective throughput"
+            raise UsageError("the objective flops needs flops_per_sample and n_gpus, but has not both", hint=hint)
+        if self.objective == "tokens_per_s" and self.seq is None:
+            raise UsageError("the objective tokens_per_s needs the tokens of a sample", hint="give --seq 2048")
 
     def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:
         """Return the steps of a job that trains on as many ranks as it is for."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.arguments import chosen_axes, keywords_of
+from zenith_tune.presets.arguments import chosen_axes
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.deepspeed.autotuning import INSIDE, METRICS
 from zenith_tune.presets.deepspeed.command import FILE_NAME, PRESET, TRIAL_PATH, asked_tuning, written_command
@@ -27,6 +27,7 @@ from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.training_files import path_in_training_folder
 from zenith_tune.presets.shared.zero_lever_declaration import Release, ZeroSituation, logged_release
 from zenith_tune.presets.shared.zero_levers import LEVERS, levers_for
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.strategies.zero_progressive.feasibility import ActivationProfile, ZeroSubject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zenith_tune.describe.deepspeed_config import (
@@ -181,7 +181,7 @@ def _with_own(job: DeepSpeedJob, axis: ZeroAxis) -> ZeroAxis:
     if not isinstance(own, bool | int | str) or own == "":
         return axis
     choices = (own, *(choice for choice in axis.choices if choice != own or type(choice) is not type(own)))
-    return ZeroAxis(keys=axis.keys, choices=choices, first_stage=axis.first_stage, last_stage=axis.last_stage)
+    return replace(axis, choices=choices)
 
 
 def _micro_batches(job: DeepSpeedJob, mbs_max: int, *, is_searched: bool) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ def _axis(name: str, keys: Keys, choices: tuple[Value, ...]) -> ZeroAxis:
     known = AXES.get(name)
     if known is None or known.keys != keys:
         return ZeroAxis(keys=keys, choices=choices)
-    return ZeroAxis(keys=keys, choices=choices, first_stage=known.first_stage, last_stage=known.last_stage)
+    return replace(known, choices=choices)
 
 
 def _checked(config: DsConfig, keys: Keys, values: list[Any]) -> tuple[Value, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from zenith_tune.evaluators.hooked_run import HookedRun
 from zenith_tune.evaluators.hooked_speed import HookedEvaluator
-from zenith_tune.evaluators.steps import LoggedSteps
 from zenith_tune.study.parameters import Value
 
 
 class LightningEvaluator(HookedEvaluator):
     """The steady speed of a Trainer of Lightning: samples per second, or steps where its data has no batch size."""
+
+    no_steps = "because the Trainer made no two steps: give --args steps=20 or more"
 
     def describe(self) -> str:
         return f"lightning {self.objective}{'' if self.check else ', whatever the job ran as'}, {self.direction}"
@@ -27,6 +28,3 @@ class LightningEvaluator(HookedEvaluator):
             return "no Trainer of Lightning was seen to fit: name what to tune by --space NAME=VALUES (docs/plugs.md)"
         # How many ranks a script starts is known by its run alone.
         return super()._fault(run, params) if params else None
-
-    def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
-        raise ValueError("the log has no speed, because the Trainer made no two steps: give --args steps=20 or more")

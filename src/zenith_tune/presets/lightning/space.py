@@ -53,7 +53,6 @@ class LightningJob(HookedJob):
 
     @property
     def compute(self) -> int:
-        """The GPU's compute capability times ten; 0 without a GPU, or before the first run."""
         return int(self.report.get("compute") or 0)
 
     @property
@@ -63,12 +62,10 @@ class LightningJob(HookedJob):
 
     @property
     def is_fp32(self) -> bool:
-        """Whether it computes and keeps everything in single precision."""
         return self.settings.get("precision") == "32-true"
 
     @property
     def is_plain(self) -> bool:
-        """Whether ranks hold the whole model."""
         return self.num_processes == 1 or self.wrapper == PLAIN
 
     def lacks(self, settings: Mapping[str, Value]) -> bool:

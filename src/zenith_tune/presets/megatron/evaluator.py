@@ -10,16 +10,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from zenith_tune.errors import CommandError
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.evaluators.speed import SpeedEvaluator, Units, directions
+from zenith_tune.evaluators.speed import SpeedEvaluator, Units
 from zenith_tune.evaluators.steps import SAMPLES, SECONDS, TFLOPS, TOKENS, JobSizes, LoggedSteps, Step
 from zenith_tune.presets.megatron.log import THROUGHPUT, read_steps
 from zenith_tune.presets.megatron.swift_log import logging_file
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.study.parameters import Direction, Value
+from zenith_tune.study.parameters import Value
 from zenith_tune.units import whole
 
 SEQUENCE_OPTIONS = ("--seq-length", "--max-length")
@@ -57,7 +57,6 @@ UNITS: Units = {
     "tflops": (TFLOPS,),
     "samples_per_s": (SAMPLES,),
 }
-OBJECTIVES = directions(UNITS)
 MIN_CLEAN_ITERATIONS = 3
 
 
@@ -79,16 +78,11 @@ class MegatronEvaluator(SpeedEvaluator):
     """
 
     units = UNITS
-    objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
     reads_short_steps = True
 
     def __init__(self, objective: str | None = None, gbs: int | None = None, seq: int | None = None) -> None:
         super().__init__(objective or ("tokens_per_s" if gbs and seq else "throughput"), gbs=gbs, seq=seq)
         self.gbs, self.seq = gbs, seq
-
-    def with_objective(self, name: str) -> MegatronEvaluator:
-        """Return the evaluator of the same job that reads another objective."""
-        return MegatronEvaluator(name, gbs=self.gbs, seq=self.seq)
 
     def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:
         """Return the steps that count, or the throughput of a log that prints nothing else."""

@@ -36,7 +36,7 @@ from zenith_tune.presets.megatron.command import (
 from zenith_tune.presets.megatron.options import BALANCED_ROUTING, CUSTOM_SPLITS, SEQUENCE_PARALLEL
 from zenith_tune.presets.megatron.version import BALANCED_ROUTING as BALANCED_ROUTING_SINCE
 from zenith_tune.presets.megatron.version import VersionFeatures
-from zenith_tune.presets.shared.launched_gpus import pretrain_gpus
+from zenith_tune.presets.shared.launched_gpus import job_gpus, pretrain_gpus
 from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.shell.scripts.runs import ProgramRun, find_runs
 
@@ -244,14 +244,7 @@ def _model(args: MegatronArgs, given: MegatronLmOverrides) -> ModelSpec:
 
 def num_gpus_of(run: ProgramRun, given: MegatronLmOverrides) -> int:
     """Return how many GPUs a run takes."""
-    started = pretrain_gpus(run)
-    if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and the command starts {started}"
-        raise UsageError(problem, hint="leave n_gpus out, or change the command")
-    found = given.n_gpus or started
-    if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but the command has no --nproc-per-node that can be read"
-        raise UsageError(problem, hint="give --gpus 8")
+    found = job_gpus(PRESET, given.n_gpus, pretrain_gpus(run), asks_machine=False, option="--nproc-per-node")
     return at_most("the number of GPUs", found, MAX_GPUS)
 
 

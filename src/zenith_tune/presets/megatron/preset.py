@@ -17,7 +17,7 @@ from zenith_tune.evaluators.short_steps import ShortSteps
 from zenith_tune.hooks.injection import HOOK_PATH, hook_events, hook_files
 from zenith_tune.hooks.packages import FUSED_GRADIENTS, FUSED_SOFTMAX
 from zenith_tune.layouts.layout import Layout
-from zenith_tune.presets.arguments import FrameworkArguments, keywords_of
+from zenith_tune.presets.arguments import FrameworkArguments
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever, lever_label
@@ -57,6 +57,7 @@ from zenith_tune.presets.megatron.written import (
     written_command,
 )
 from zenith_tune.presets.shared.launched_gpus import run_resources
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Params, Value

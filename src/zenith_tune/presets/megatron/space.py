@@ -139,7 +139,6 @@ class MegatronLmSpace(PointSpace):
         return [name for name, values in self.choices.items() if len(values) > 1]
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        """Return the whole layout that a point stands for."""
         layout = self._start
         for name in STAGES:
             if name in params and name in self.choices and name != ROUTED:
@@ -154,7 +153,6 @@ class MegatronLmSpace(PointSpace):
         return replace(layout, zero=FULLY_SHARDED) if self.job.is_fully_sharded else layout
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        """Return why a point breaks the first rule that it breaks, or None."""
         more = [self._own_rules, *self._overlap_rules.values(), self._recompute_rules, *self._tried_rules.values()]
         rules = itertools.chain(*self._rules.values(), *more)
         return first_reason(rules, self._facts, self.layout(params))

@@ -17,19 +17,13 @@ from zenith_tune.study.parameters import Value
 class MegatronBridgeEvaluator(MegatronEvaluator):
     """The steady speed by the iteration lines; the sequence is that of the configuration that the run prints."""
 
+    asked: Callable[[Mapping[str, Value]], Mapping[str, Value]] = staticmethod(lambda params: {})
+    """The overrides of a point."""
+
     def __init__(self, objective: str = "tokens_per_s", gbs: int | None = None, seq: int | None = None) -> None:
         super().__init__(objective, gbs, seq)
-        self.asked: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda params: {}
-        """The overrides of a point."""
-
-    def with_objective(self, name: str) -> MegatronBridgeEvaluator:
-        """Return the evaluator of the same job that reads another objective."""
-        other = type(self)(name, gbs=self.gbs, seq=self.seq)
-        other.asked = self.asked
-        return other
 
     def describe(self) -> str:
-        """Say what is measured; batch and sequence are those of the run itself."""
         return f"megatron {self.objective}, {self.direction}"
 
     def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:

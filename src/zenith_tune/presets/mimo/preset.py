@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.arguments import keywords_of
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.options import LOG_INTERVAL
 from zenith_tune.presets.mimo.command import EXAMPLE, megatron_run, runs_example
@@ -15,6 +14,7 @@ from zenith_tune.presets.mimo.job import PRESET, MimoArguments, MimoSpace, ReadC
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.presets.mimo.megatron import read_megatron
 from zenith_tune.presets.parts import CompletePreset
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.strategies.base import TuningStrategy

@@ -25,6 +25,7 @@ FILE_NAME = "accelerate_config.yaml"
 TRIAL_PATH = f"{{trial_folder}}/{FILE_NAME}"
 """Where a trial's own configuration lies; the tuner fills the folder in."""
 MEGATRON_LM, DEEPSPEED_TYPE, FSDP_TYPE, PLAIN_TYPE = "MEGATRON_LM", "DEEPSPEED", "FSDP", "PLAIN"
+KEPT_IN_FILE = {*SECTION_OF, *TOP, *BACKEND_SWITCHES, "use_parallelism_config"} - ONLY_AS_OPTIONS
 
 
 class Launch:
@@ -53,7 +54,8 @@ class Launch:
 
     def written(self, more_options: Mapping[str, str] | None = None, variables: Mapping[str, str] | None = None) -> str:
         """Return the command with the trial's own file in place of what the file says; then `variables` and options."""
-        gone = [each.name for each in self._launcher.options if each.is_static and _is_kept_in_file(_key(each))]
+        # What the file says as well has to go: it would win over the file.
+        gone = [each.name for each in self._launcher.options if each.is_static and _key(each) in KEPT_IN_FILE]
         options = {"config_file": TRIAL_PATH, **(more_options or {})}
         named = {f"--{name}": value for name, value in options.items()}
         return self._launcher.with_options(named, without=gone, variables=variables)
@@ -61,12 +63,6 @@ class Launch:
 
 def _key(option: LauncherOption) -> str:
     return option.name.lstrip("-").replace("-", "_")
-
-
-def _is_kept_in_file(name: str) -> bool:
-    """Return whether the file can say the same as an option, which has to go then: it would win over the file."""
-    in_file = name in SECTION_OF or name in TOP or name in BACKEND_SWITCHES or name == "use_parallelism_config"
-    return in_file and name not in ONLY_AS_OPTIONS
 
 
 def launched_backend(command: str) -> str | None:
@@ -88,9 +84,7 @@ def merged_settings(launch: Launch) -> AccelerateSettings:
     settings = read_settings(path) if path is not None else AccelerateSettings(source="the launcher's options")
     changes: dict[str, Any] = {}
     for name, value in options.items():
-        if name in BACKEND_SWITCHES or name in ONLY_AS_OPTIONS:
-            continue
-        if name in SECTION_OF or name in TOP:
+        if (name in SECTION_OF or name in TOP) and name not in BACKEND_SWITCHES and name not in ONLY_AS_OPTIONS:
             changes[name] = value if isinstance(value, bool) else option_value(value)
     # The launcher's own values of a precision are no booleans.
     if options.get("mixed_precision") == "no":

@@ -183,11 +183,6 @@ class AccelerateSettings:
                 place[key] = value
         return AccelerateSettings(values=values, source=self.source, unread=self.unread)
 
-    def without(self, section: str) -> AccelerateSettings:
-        """Return a copy without a section."""
-        values = {key: value for key, value in self.values.items() if key != section}
-        return AccelerateSettings(values=values, source=self.source, unread=self.unread)
-
     @property
     def text(self) -> str:
         return yaml_text(_written(self.values))

@@ -11,11 +11,11 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import OtherSettingsError, TuningEvaluator
-from zenith_tune.evaluators.speed import SpeedEvaluator, Units, directions
+from zenith_tune.evaluators.speed import SpeedEvaluator, Units
 from zenith_tune.evaluators.steps import SAMPLES, SECONDS, TFLOPS, TOKENS, LoggedSteps
 from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.rules import LayoutRule
-from zenith_tune.presets.arguments import keywords_of, refuse_steps
+from zenith_tune.presets.arguments import refuse_steps
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.shared.config_job import (
@@ -28,8 +28,9 @@ from zenith_tune.presets.shared.config_job import (
     facts_of,
 )
 from zenith_tune.presets.shared.subject import LookedUp
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell.placeholders import fill_placeholders
-from zenith_tune.study.parameters import Direction, Params, Value
+from zenith_tune.study.parameters import Params, Value
 
 UNITS: Units = {
     "tokens_per_s": (TOKENS, "tokens/s/GPU"),
@@ -44,15 +45,10 @@ class StepEvaluator(SpeedEvaluator):
     """The steady speed by the lines that a framework prints of its steps."""
 
     units = UNITS
-    objectives: ClassVar[Mapping[str, Direction]] = directions(UNITS)
 
     def __init__(self, objective: str, title: str, read: Callable[[str, Mapping[str, Any]], LoggedSteps]) -> None:
         super().__init__(objective)
         self.title, self._read = title, read
-
-    def with_objective(self, name: str) -> StepEvaluator:
-        """Return the evaluator of the same job that reads another objective."""
-        return StepEvaluator(name, self.title, self._read)
 
     def describe(self) -> str:
         return f"{self.title} {self.objective}, {self.direction}"

@@ -14,13 +14,14 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.hooked_run import HookedRun, RunAsked
 from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.process import MOST_TIMES
-from zenith_tune.presets.arguments import keywords_of, refuse_steps
+from zenith_tune.presets.arguments import refuse_steps
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever, set_levers
 from zenith_tune.presets.shared.hooked_job import MBS, HookedArguments, HookedJob, HookedLever, HookedPoint, HookedSpace
 from zenith_tune.presets.shared.live_model import LiveModel, model_notes
 from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.trial_hook import hooked, watched
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.variables import set_variables
@@ -135,7 +136,6 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         return self._space.first_point if self._space.job.is_known else None
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
-        """Return `command` with what a point stands for, and with the hook."""
         return self._watched(self._with_variables(self._written(command, params), params))
 
     def _with_variables(self, command: str, params: Mapping[str, Value]) -> str:
@@ -157,7 +157,6 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
         return self._trial_hook({})
 
     def result_command(self, command: str, params: Mapping[str, Value], folder: Path) -> str:
-        """Return the command that trains with a point's values, without the hook of a trial."""
         text = self._with_variables(self._written(command, params), params)
         if self._hooked_values(params):
             text = hooked(text, f"{{trial_folder}}/{self.file_stem}")

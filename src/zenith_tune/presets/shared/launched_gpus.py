@@ -167,7 +167,8 @@ def job_gpus(title: str, given: int | None, started: int | None, *, asks_machine
         raise UsageError(problem, hint="leave n_gpus out, or change the command")
     found = given or started or (machine_gpus() if asks_machine else None)
     if found is None:
-        problem = f"{title} must know the number of GPUs, but neither the command nor this machine says"
+        silent = "neither the command nor this machine says" if asks_machine else "the command does not say"
+        problem = f"{title} must know the number of GPUs, but {silent}"
         raise UsageError(problem, hint=f"give --gpus 8, or {option} 8 in the command")
     return found
 

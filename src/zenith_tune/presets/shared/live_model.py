@@ -164,12 +164,14 @@ class LiveModel:
 
 def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after: PlanSubject | UsageError) -> list[str]:
     """Return what was learnt of the model, and whether layouts are planned with it; nothing where nothing changed."""
-    if live is None or (isinstance(before, PlanSubject) and _is_same(before, after)):
+    if live is None:
         return []
     if isinstance(after, UsageError):
         if live.gpu is None:  # there is nothing to plan a layout for
             return []
         return [f"layouts are not planned, also after your own command has run: {after}"]
+    if isinstance(before, PlanSubject) and after == replace(before, model=replace(before.model, name=after.model.name)):
+        return []
     model, job = after.model, after.job
     part = "" if live.is_whole else f", {format_params(live.num_trained)} of them trained"
     size = f"{format_params(live.num_params)} parameters{part}"
@@ -177,13 +179,6 @@ def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after:
     batch = f"sequences of {job.seq_len}, {job.precision}"
     how = "by what its blocks keep of a pass" if model.traced else "by its config"
     return [f"your own command trains {model.name} ({shape}; {batch}): layouts are planned {how}"]
-
-
-def _is_same(before: PlanSubject, after: PlanSubject | UsageError) -> bool:
-    """Return whether two subjects are one but for the name of the model."""
-    return isinstance(after, PlanSubject) and after == replace(
-        before, model=replace(before.model, name=after.model.name)
-    )
 
 
 def _whole(report: Mapping[str, Any], key: str) -> int:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry, OtherSettingsError
-from zenith_tune.evaluators.speed import SpeedEvaluator, Units, directions
+from zenith_tune.evaluators.speed import SpeedEvaluator, Units
 from zenith_tune.evaluators.steps import SECONDS, TFLOPS, TOKENS, JobSizes, LoggedSteps
 from zenith_tune.presets.torchtitan.log import TitanRun, read_steps
-from zenith_tune.study.parameters import Direction
 
 UNITS: Units = {"tokens_per_s": (TOKENS, "tokens/s/GPU"), "tflops": (TFLOPS,), "step_time": (SECONDS,)}
-OBJECTIVES = directions(UNITS)
 
 
 @EvaluatorRegistry.register("torchtitan")
@@ -27,21 +25,17 @@ class TorchTitanEvaluator(SpeedEvaluator):
     """
 
     units = UNITS
-    objectives: ClassVar[Mapping[str, Direction]] = OBJECTIVES
+    step_tokens: Callable[[], int | None] = staticmethod(lambda: None)
+    """Tokens that every step must have; None where they are not known."""
 
     def __init__(self, objective: str = "tokens_per_s", n_gpus: int | None = None) -> None:
-        super().__init__(objective, n_gpus=n_gpus)
-        if objective == "step_time" and n_gpus is None:
-            raise UsageError("the objective step_time needs n_gpus, but has none", hint="give --gpus 8")
         self.n_gpus = n_gpus
-        self.step_tokens: Callable[[], int | None] = lambda: None
-        """Tokens that every step must have; None where they are not known."""
+        super().__init__(objective, n_gpus=n_gpus)
 
-    def with_objective(self, name: str) -> TorchTitanEvaluator:
-        """Return the evaluator of the same job that reads another objective."""
-        found = TorchTitanEvaluator(name, self.n_gpus)
-        found.step_tokens = self.step_tokens
-        return found
+    def _take_objective(self, name: str) -> None:
+        super()._take_objective(name)
+        if name == "step_time" and self.n_gpus is None:
+            raise UsageError("the objective step_time needs n_gpus, but has none", hint="give --gpus 8")
 
     def read(self, log: str, metadata: Mapping[str, Any]) -> LoggedSteps:
         """Return the steps of a run that has the batch of the job: no trial may change that."""

@@ -8,7 +8,7 @@ from zenith_tune.describe.job_spec import JobSpec, PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
-from zenith_tune.presets.arguments import keywords_of, refuse_steps
+from zenith_tune.presets.arguments import refuse_steps
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever
@@ -21,6 +21,7 @@ from zenith_tune.presets.torchtitan.levers import LEVERS, TitanSituation
 from zenith_tune.presets.torchtitan.live import live_model
 from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
+from zenith_tune.registry import keywords_of
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
 
@@ -121,7 +122,6 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         return steps if type(steps) is int and steps > 0 else None
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
-        """Return `command` with the options of a point."""
         return with_settings(command, self._space.job.dialect, self._space.written(params))
 
     def trial_command(self, command: str) -> str:

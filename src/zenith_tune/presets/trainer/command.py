@@ -167,6 +167,5 @@ def with_file(command: str, path: str) -> str:
     return apply_splices(command, splices)
 
 
-def may_be_for(command: str) -> bool:
-    """Return whether `command` runs a Python program, which may make a Trainer."""
-    return starts_python(command)
+may_be_for = starts_python
+"""Any Python program may make a Trainer."""

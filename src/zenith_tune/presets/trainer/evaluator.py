@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.evaluators.hooked_run import PLAIN, HookedRun
+from zenith_tune.evaluators.hooked_run import HookedRun
 from zenith_tune.evaluators.hooked_speed import HookedEvaluator
 from zenith_tune.evaluators.speed import Units
-from zenith_tune.evaluators.steps import SAMPLES, SECONDS, LoggedSteps
+from zenith_tune.evaluators.steps import SAMPLES, SECONDS
 from zenith_tune.presets.trainer.log import TrainerRun
 from zenith_tune.study.parameters import Value
 
@@ -24,32 +24,17 @@ class TrainerEvaluator(HookedEvaluator):
     """
 
     units: ClassVar[Units] = {"throughput": (SAMPLES,), "latency": (SECONDS,)}
-
-    def __init__(
-        self,
-        objective: str = "throughput",
-        gbs: int | None = None,
-        n_gpus: int | None = None,
-        wrapper: str = PLAIN,
-        check: bool = True,
-    ) -> None:
-        super().__init__(objective, gbs, n_gpus, wrapper, check)
-        self.arguments: Callable[[Mapping[str, Value]], Mapping[str, Value]] = lambda params: {}
-        """TrainingArguments that a point asks for."""
-        self.usual_tokens: Callable[[], float | None] = lambda: None
-        """Tokens of an update of the user's own command, where they are known by now."""
-
-    def with_objective(self, name: str) -> Self:
-        """Return the evaluator of the same job that reads another objective."""
-        other = super().with_objective(name)
-        other.arguments, other.usual_tokens = self.arguments, self.usual_tokens
-        return other
+    no_steps = "because the Trainer made no two steps: give --args steps=20 or more"
+    arguments: Callable[[Mapping[str, Value]], Mapping[str, Value]] = staticmethod(lambda params: {})
+    """TrainingArguments that a point asks for."""
+    usual_tokens: Callable[[], float | None] = staticmethod(lambda: None)
+    """Tokens of an update of the user's own command, where they are known by now."""
 
     def read_run(self, log: str) -> TrainerRun:
         return replace(TrainerRun.read(log), usual_tokens=self.usual_tokens())
 
     def describe(self) -> str:
-        """Say what is measured; the batch is that of the user's own command, whatever it turns out to be."""
+        """Say what is measured; the batch is that of the user's own command."""
         return f"trainer {self.objective}{'' if self.check else ', whatever the job ran as'}, {self.direction}"
 
     def _run_extra(self, run: HookedRun) -> dict[str, Value]:
@@ -64,6 +49,3 @@ class TrainerEvaluator(HookedEvaluator):
         # How many ranks srun and the like start is known by the run alone.
         is_comparable = bool(params) or self.asked(params).num_processes > 1 or not run.reports
         return found or (super()._fault(run, params) if is_comparable else None)
-
-    def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
-        raise ValueError("the log has no speed, because the Trainer made no two steps: give --args steps=20 or more")

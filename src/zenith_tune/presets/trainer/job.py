@@ -73,7 +73,6 @@ class TrainerJob(HookedJob):
 
     @property
     def micro_batch(self) -> int:
-        """Samples of a pass of one rank."""
         return self._whole(MICRO_BATCH)
 
     @property
@@ -82,12 +81,10 @@ class TrainerJob(HookedJob):
 
     @property
     def compute(self) -> int:
-        """The GPU's compute capability times ten; 0 without a GPU, or before the first run."""
         return self.trainer.compute if self.trainer else 0
 
     @property
     def packages(self) -> frozenset[str] | None:
-        """Optional packages of its interpreter; None where they are not known."""
         return self.trainer.packages if self.trainer else None
 
     @property

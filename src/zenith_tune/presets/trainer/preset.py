@@ -134,7 +134,6 @@ class TrainerPreset(HookedPreset[TrainerSpace, TrainerJob]):
         return text
 
     def _argument_file(self, params: Mapping[str, Value]) -> dict[str, str]:
-        """Return the changed copy of the job's file; none where nothing is changed."""
         file, changes = self._space.job.file, self._carried(params, Carrier.FILE)
         return {file.trial_name: file.having(changes)} if file and changes else {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from zenith_tune.report.terminal.running import RunningTrial, RunningTrials
+from zenith_tune.report.terminal.running import ConsoleReporter, RunningTrial
 from zenith_tune.report.terminal.trial_table import STYLES
 from zenith_tune.report.trial_row import TrialRow
 from zenith_tune.study.study import Study
@@ -91,12 +91,10 @@ _MARGIN = 2
 """Lines of the terminal that are left alone, so that what is drawn never scrolls away."""
 
 
-class LiveScreen(RunningTrials):
+class LiveScreen(ConsoleReporter):
     """The content of the screen; drawn by another thread while trials come and go."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._recent: list[tuple[Trial, str]] = []
+    _recent: Sequence[tuple[Trial, str]] = ()
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         super().trial_finished(trial, label, study)

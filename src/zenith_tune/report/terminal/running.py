@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from zenith_tune.report.search_digest import StudyPace
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Trial
-from zenith_tune.tuning.events import FIRST_STATE, StudyListener, StudyPlan
+from zenith_tune.study.trial_log import printable
+from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
 
 FAR_LONGER = 2.0
 """How many times the time left must be what is shown, for it to rise before it has run out."""
@@ -119,3 +126,46 @@ class RunningTrials(StudyListener):
 
     def bar(self) -> str:
         return "" if self.study is None else self.pace.bar(self.study)
+
+
+class ConsoleReporter(RunningTrials):
+    """A listener that prints what happens; on a terminal the trials that run are drawn live below it.
+
+    `page` writes the study's page once it is over, and returns where.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        live: bool = True,
+        page: Callable[[StudyEnd], Path | None] = lambda end: None,
+    ) -> None:
+        super().__init__()
+        self._console = console or Console(stderr=True, highlight=False)
+        self._wants_live, self._page = live, page
+        self._live: Live | None = None
+
+    @abstractmethod
+    def draw(self) -> RenderableType:
+        """Return what is drawn live."""
+
+    def noted(self, line: str) -> None:
+        self._say(f"note: {line}")
+
+    def _start_live(self) -> None:
+        if self._console.is_terminal and self._wants_live:
+            # It gives way to the final table, so that nothing stands on the screen twice.
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self.draw, transient=True)
+            self._live.start()
+
+    def _stop_live(self) -> bool:
+        """End what is drawn live, and tell whether there was any."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        return live is not None
+
+    def _say(self, line: str) -> None:
+        """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
+        self._console.print(Text(printable(line)), soft_wrap=True)

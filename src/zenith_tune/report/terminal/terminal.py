@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
 from rich.text import Text
 
 from zenith_tune.presets.levers import lever_label
 from zenith_tune.record.export import batch_note
-from zenith_tune.report.terminal.running import RunningTrial, RunningTrials
+from zenith_tune.report.terminal.running import ConsoleReporter, RunningTrial
 from zenith_tune.report.terminal.trial_table import cut
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.changes import changes_text
@@ -72,23 +72,11 @@ def running_text(running: RunningTrial) -> str:
     return f"iteration {running.num_iterations}" + ("" if left_s is None else f", about {format_seconds(left_s)} left")
 
 
-class TerminalReporter(RunningTrials):
-    """A listener that prints each trial as it ends and the gain at the end; on a terminal the table is live.
+class TerminalReporter(ConsoleReporter):
+    """A listener that prints each trial as it ends and the gain at the end; on a terminal the table is live."""
 
-    `page` writes the study's page once it is over, and returns where.
-    """
-
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        live: bool = True,
-        page: Callable[[StudyEnd], Path | None] = lambda end: None,
-    ) -> None:
-        super().__init__()
-        self._console = console or Console(stderr=True, highlight=False)
-        self._wants_live, self._page = live, page
-        self._live: Live | None = None
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self._points: list[tuple[Mapping[str, Value], str]] = []
         """The points that ended, with the names that their rows have."""
         self._own_label = ""
@@ -107,11 +95,7 @@ class TerminalReporter(RunningTrials):
             for trial in plan.study.runs:
                 label = YOUR_COMMAND + trial.mark if trial.is_baseline else self.labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
-        if self._console.is_terminal and self._wants_live:
-            self._live = Live(
-                console=self._console, refresh_per_second=4, get_renderable=lambda: LiveTable(self), transient=True
-            )
-            self._live.start()
+        self._start_live()
 
     def search_began(self, outlook: str) -> None:
         self._outlook = outlook
@@ -127,14 +111,9 @@ class TerminalReporter(RunningTrials):
         elif self._outlook is not None:  # the user's own command waits for what is searched after it
             self._print_rows()
 
-    def noted(self, line: str) -> None:
-        self._say(f"note: {line}")
-
     def study_ended(self, end: StudyEnd) -> None:
-        fastest, was_live = end.study.fastest, self._live is not None
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        fastest, was_live = end.study.fastest, self._stop_live()
+        if was_live:
             self._leave_out_the_slow(end.study)
         self._print_rows(fastest if was_live else None)
         self._say("")
@@ -250,9 +229,8 @@ class TerminalReporter(RunningTrials):
         added = ", ".join(lever_label(key, value) for key, value in params.items() if key not in point)
         return f"{name if len(name) <= SHORT else '...'} + {added}"
 
-    def _say(self, line: str) -> None:
-        """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
-        self._console.print(Text(printable(line)), soft_wrap=True)
+    def draw(self) -> LiveTable:
+        return LiveTable(self)
 
 
 @dataclass(frozen=True, slots=True)

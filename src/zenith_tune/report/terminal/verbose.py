@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from zenith_tune.record.export import batch_note
 from zenith_tune.report.terminal.live_screen import LiveScreen
@@ -17,7 +13,6 @@ from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Findings, Outcome, Trial
-from zenith_tune.study.trial_log import printable
 from zenith_tune.tuning.events import StudyEnd, StudyPlan
 from zenith_tune.units import count, format_bytes, format_gain, format_range, format_value
 
@@ -67,19 +62,6 @@ def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: b
 class VerboseReporter(LiveScreen):
     """A listener that prints all that happens, live if the console is a terminal."""
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        live: bool = True,
-        page: Callable[[StudyEnd], Path | None] = lambda end: None,
-    ) -> None:
-        super().__init__()
-        self._page = page
-        self._console = console or Console(stderr=True, highlight=False)
-        self._wants_live = live
-        self._live: Live | None = None
-
     def study_started(self, plan: StudyPlan) -> None:
         super().study_started(plan)
         budget = count(plan.n_trials, "trial") if plan.n_trials else "stops automatically"
@@ -89,10 +71,7 @@ class VerboseReporter(LiveScreen):
             self.noted(note)
         if plan.num_finished:
             self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self.status()}")
-        if self._console.is_terminal and self._wants_live:
-            # It gives way to the final table, so that nothing stands on the screen twice.
-            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self.draw, transient=True)
-            self._live.start()
+        self._start_live()
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         super().trial_started(number, label, log_path, limit_s, why)
@@ -112,9 +91,6 @@ class VerboseReporter(LiveScreen):
         else:
             self._console.print(trial_line(trial, study.name_of(trial), label, self.status()), soft_wrap=True)
 
-    def noted(self, line: str) -> None:
-        self._say(f"note: {line}")
-
     def explained(self, line: str) -> None:
         self.noted(line)
 
@@ -123,9 +99,7 @@ class VerboseReporter(LiveScreen):
             self.noted(outlook)
 
     def study_ended(self, end: StudyEnd) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._stop_live()
         self._say(f"stopped: {end.why}")
         if end.study.trials or end.study.baseline:
             self._console.print()
@@ -216,7 +190,3 @@ class VerboseReporter(LiveScreen):
             self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
         if note := batch_note(study):
             self.noted(note)
-
-    def _say(self, line: str) -> None:
-        """Print a line as it is: no colour, no wrapping, so that it can be pasted."""
-        self._console.print(Text(printable(line)), soft_wrap=True)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.runners.base import check_seconds
 from zenith_tune.runners.launch.gang import most_gangs
 from zenith_tune.runners.slurm.client import duration_s, hosts, megabytes
 from zenith_tune.study.resources import Resources
 
+LAUNCHES = ("auto", "once", "each-node")
 _OWN = frozenset(
     {"--array", "--chdir", "--clusters", "--error", "--export", "--input", "--job-name", "--open-mode", "--output"}
     | {"--parsable", "--requeue", "--test-only", "--wait", "--wrap", "-a", "-D", "-e", "-i", "-J", "-M", "-o", "-W"}
@@ -83,6 +85,31 @@ class SlurmRequest:
         named = [f"--{name}={value}" for name, value in given.items() if value]
         # Requeued, a job would run again without the tuner's knowing, over what its first run wrote.
         return [*named, "--ntasks-per-node=1", "--no-requeue", "--export=ALL", *self.extra_options()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmArguments(SlurmRequest):
+    """What runner slurm takes."""
+
+    setup: str = ""
+    launch: str = "auto"
+    steps: bool | None = None
+    ahead: int | None = None
+    """Number of jobs that wait in the queue, so that Slurm has the next one at hand."""
+    grace_s: float = 5.0
+    call_timeout_s: float = 10.0
+    max_pause_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        SlurmRequest.__post_init__(self)  # slots leave `super()` without its class
+        check_seconds("slurm", "grace_s", self.grace_s)
+        check_seconds("slurm", "call_timeout_s", self.call_timeout_s, least_s=0.1)
+        check_seconds("slurm", "max_pause_s", self.max_pause_s, least_s=0.1)
+        if self.ahead is not None and self.ahead < 0:
+            problem = f"slurm: ahead must be 0 or more jobs, but got {self.ahead}"
+            raise UsageError(problem, hint="give ahead=0 or leave it out")
+        if self.launch not in LAUNCHES:
+            raise UnknownNameError("Slurm launch", self.launch, LAUNCHES)
 
 
 MAX_SLOTS = 64

@@ -6,7 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import UsageError
+from zenith_tune.registry import keywords_of
 from zenith_tune.runners.base import (
     End,
     Job,
@@ -14,7 +15,6 @@ from zenith_tune.runners.base import (
     JobResult,
     OnState,
     RunnerRegistry,
-    check_seconds,
     nobody_listens,
 )
 from zenith_tune.runners.launch.own_command import own_variables
@@ -24,7 +24,7 @@ from zenith_tune.runners.slurm.job import SlurmJob, SlurmWatcher
 from zenith_tune.runners.slurm.request import (
     MAX_SLOTS,
     NodeRoom,
-    SlurmRequest,
+    SlurmArguments,
     check_request,
     gives_whole_nodes,
     num_slots,
@@ -36,7 +36,6 @@ from zenith_tune.runners.slurm.verdict import ENDED, SlurmRecord, describe_statu
 from zenith_tune.study.files import TrialFolder
 from zenith_tune.study.resources import Resources
 
-_LAUNCHES = ("auto", str(Launch.ONCE), str(Launch.EACH_NODE))
 _SLOTS_PER_WAITING = 4
 """Slurm takes a second or more to start a job: of so many that run, one more waits to follow the next that ends."""
 _MAY_CHANGE = ("busy", "not available (down", "temporarily")
@@ -49,65 +48,20 @@ class SlurmRunner(LocalRunner):
 
     shares_machine = False
 
-    def __init__(
-        self,
-        *,
-        partition: str | None = None,
-        account: str | None = None,
-        qos: str | None = None,
-        constraint: str | None = None,
-        exclude: str | None = None,
-        nodes: int | None = None,
-        gpus_per_node: int | None = None,
-        cpus_per_task: int | None = None,
-        mem: str | None = None,
-        time: str | None = None,
-        extra: str = "",
-        setup: str = "",
-        launch: str = "auto",
-        steps: bool | None = None,
-        ahead: int | None = None,
-        grace_s: float = 5.0,
-        call_timeout_s: float = 10.0,
-        max_pause_s: float = 10.0,
-    ) -> None:
-        self._request = SlurmRequest(
-            partition=partition or os.environ.get("SBATCH_PARTITION"),
-            account=account,
-            qos=qos,
-            constraint=constraint,
-            exclude=exclude,
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            cpus_per_task=cpus_per_task,
-            mem=mem,
-            time=time,
-            extra=extra,
-        )
-        check_seconds("slurm", "grace_s", grace_s)
-        check_seconds("slurm", "call_timeout_s", call_timeout_s, least_s=0.1)
-        check_seconds("slurm", "max_pause_s", max_pause_s, least_s=0.1)
-        if ahead is not None and ahead < 0:
-            raise UsageError(
-                f"slurm: ahead must be 0 or more jobs, but got {ahead}", hint="give ahead=0 or leave it out"
-            )
-        if launch not in _LAUNCHES:
-            raise UnknownNameError("Slurm launch", launch, _LAUNCHES)
+    @keywords_of(SlurmArguments)
+    def __init__(self, given: SlurmArguments) -> None:
+        self._request = replace(given, partition=given.partition or os.environ.get("SBATCH_PARTITION"))
         around = os.environ.get("SLURM_JOB_ID", "")
-        if steps and not around:
+        if given.steps and not around:
             problem = "slurm: steps=true needs an allocation, but SLURM_JOB_ID is not set"
             raise UsageError(problem, hint="run inside salloc")
-        super().__init__(grace_s=grace_s)
-        self._setup = setup
-        self._launch = launch
-        self._ahead = ahead
-        """Number of jobs that wait in the queue, so that Slurm has the next one at hand."""
+        super().__init__(grace_s=given.grace_s)
         self._fitting: frozenset[str] = frozenset()
         """The nodes that a trial may run on, once the study is prepared."""
-        self._client = SlurmClient(call_timeout_s)
-        self._watcher = SlurmWatcher(self._client.jobs, max_pause_s)
-        is_inside = steps or (steps is None and around)
-        self._steps = SlurmSteps(around, self._client, self._request, setup) if is_inside else None
+        self._client = SlurmClient(given.call_timeout_s)
+        self._watcher = SlurmWatcher(self._client.jobs, given.max_pause_s)
+        is_inside = given.steps or (given.steps is None and around)
+        self._steps = SlurmSteps(around, self._client, self._request, given.setup) if is_inside else None
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         needs = self._request.needs(resources)
@@ -116,7 +70,8 @@ class SlurmRunner(LocalRunner):
         except SlurmError as error:
             hint = "look at `sinfo`, or choose another --runner"
             raise UsageError(f"slurm must answer, but {error}", hint=hint) from error
-        ahead = 0 if self._steps else room // _SLOTS_PER_WAITING if self._ahead is None else self._ahead
+        ahead = self._request.ahead
+        ahead = 0 if self._steps else room // _SLOTS_PER_WAITING if ahead is None else ahead
         self.num_slots = min(room + ahead, MAX_SLOTS) if parallel is None else parallel
         kind, more = "Slurm job", ""
         if self._steps is not None:
@@ -147,7 +102,8 @@ class SlurmRunner(LocalRunner):
     def start(self, request: JobRequest) -> Job:
         request = replace(request, folder=request.folder.absolute())
         resources, needs = request.resources, self._request.needs(request.resources)
-        launch = Launch.of(request.command, needs.nodes) if self._launch == "auto" else Launch(self._launch)
+        named = self._request.launch
+        launch = Launch.of(request.command, needs.nodes) if named == "auto" else Launch(named)
         if self._steps is not None:
             return SlurmStep(self, request, self._steps, needs, launch)
         script = SlurmScript(
@@ -156,7 +112,7 @@ class SlurmRunner(LocalRunner):
             cwd=Path.cwd(),
             launch=launch,
             gpus_per_node=needs.gpus_per_node,
-            setup=self._setup,
+            setup=self._request.setup,
             num_nodes=needs.nodes,
             grace_s=self.grace_s,
         ).text()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.strategies.base import EvalFunction, TunedJob, await_first
+from zenith_tune.strategies.random import checked_seed
 from zenith_tune.strategies.zero_progressive.feasibility import (
     HOPELESS,
     UNSURE,
@@ -12,7 +14,7 @@ from zenith_tune.strategies.zero_progressive.feasibility import (
     MeasuredMemory,
     ZeroSubject,
 )
-from zenith_tune.strategies.zero_progressive.inside import Proposals, own_keys
+from zenith_tune.strategies.zero_progressive.inside import KINDS, Proposals, own_keys
 from zenith_tune.strategies.zero_progressive.rung import NOT_RUN, Choices, Rung, RungSearch, rungs
 from zenith_tune.study.parameters import Direction, Params
 from zenith_tune.study.trial import Trial
@@ -26,12 +28,22 @@ CLOSE = 0.1
 class SearchRules:
     """The arguments of the strategy."""
 
-    plateau: float
-    probe: bool
-    inside: str
-    patience: int
-    inside_trials: int
-    seed: int
+    plateau: float = 0.01
+    probe: bool = False
+    inside: str = "grid"
+    patience: int = 5
+    inside_trials: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.plateau < 1:
+            raise UsageError(f"plateau must lie between 0 and 1, but got {self.plateau:g}: 0.01 is 1%")
+        for name, value in {"patience": self.patience, "inside_trials": self.inside_trials}.items():
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, but got {value}: correct it")
+        if self.inside not in KINDS:
+            raise UnknownNameError("way of searching inside a stage", self.inside, KINDS)
+        checked_seed(self.seed)
 
 
 class ProgressiveSearch:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.registry import keywords_of
 from zenith_tune.strategies.base import EvalFunction, StrategyRegistry, TunedJob, TuningStrategy, listed_choices
-from zenith_tune.strategies.random import checked_seed
-from zenith_tune.strategies.zero_progressive.inside import KINDS
 from zenith_tune.strategies.zero_progressive.rung import Choices, rungs
 from zenith_tune.strategies.zero_progressive.search import ProgressiveSearch, SearchRules
 from zenith_tune.study.parameters import Direction, Parameter
@@ -32,31 +30,9 @@ class ZeroProgressiveStrategy(TuningStrategy):
     ends_by_itself = True
     plans = True
 
-    def __init__(
-        self,
-        *,
-        plateau: float = 0.01,
-        probe: bool = False,
-        inside: str = "grid",
-        patience: int = 5,
-        inside_trials: int = 50,
-        seed: int = 0,
-    ) -> None:
-        if not 0 <= plateau < 1:
-            raise UsageError(f"plateau must lie between 0 and 1, but got {plateau:g}: 0.01 is 1%")
-        for name, value in {"patience": patience, "inside_trials": inside_trials}.items():
-            if value < 1:
-                raise UsageError(f"{name} must be at least 1, but got {value}: correct it")
-        if inside not in KINDS:
-            raise UnknownNameError("way of searching inside a stage", inside, KINDS)
-        self.rules = SearchRules(
-            plateau=plateau,
-            probe=probe,
-            inside=inside,
-            patience=patience,
-            inside_trials=inside_trials,
-            seed=checked_seed(seed),
-        )
+    @keywords_of(SearchRules)
+    def __init__(self, rules: SearchRules) -> None:
+        self.rules = rules
         self._job = TunedJob()
         self._search: ProgressiveSearch | None = None
 

@@ -164,7 +164,6 @@ class MegatronSpace(PointSpace):
         return laid_over(self.n_gpus, gbs=self.gbs, zero=zero, sequence_parallel=sequence_parallel, **columns)
 
     def explain(self, params: Mapping[str, Value]) -> str | None:
-        """Return why a point breaks the first rule that it breaks, or None."""
         broken = first_reason(self.of_layout, self.facts, self.layout(params))
         return broken or first_reason(self.of_point, self.facts, params)
 
