@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.requirements import need_module
-from zenith_tune.hooks.injection import hook_events, hook_files, start_line, start_seconds, without_code
+from zenith_tune.hooks.injection import hook_events, hook_files, start_line, start_seconds, with_hook, without_code
 from zenith_tune.hooks.process import PREFIX
 
 HOOKS = ("accelerate", "lightning", "optimizer", "packages", "probe", "short_steps", "trainer")
@@ -68,3 +69,8 @@ def test_a_trial_times_the_stages_of_its_start_and_the_best_command_does_not(tmp
     assert list(found) == ["launch", "imports", "building", "first_step"]
     assert found["building"] >= 0.5 and found["first_step"] >= 0.3 and "building" in start_line(found)
     assert not start_seconds(logs["best"])
+
+
+def test_one_more_hook_joins_those_of_a_trial() -> None:
+    files = with_hook(hook_files({"packages": {}}), "short_steps", {"numbers": [2], "whole": 8})
+    assert sorted(json.loads(files["hook/hooks.json"])) == ["packages", "short_steps"]

@@ -57,3 +57,26 @@ def test_hours_and_prices_must_be_such(value: float) -> None:
 def test_one_memory_limit_is_enough() -> None:
     with pytest.raises(UsageError):
         MemoryLimit(max_bytes=1e9, headroom=0.1)
+
+
+def test_a_training_takes_its_steps_or_eight_hours() -> None:
+    assert Training(steps=100_000).seconds(step_s=2.0) == 200_000
+    assert Training().seconds(step_s=2.0) == 8 * 3600
+
+
+def test_gpu_hours_bound_the_time_that_is_left() -> None:
+    assert Budget(gpu_hours=2.0).left_s(gpu_s=3600.0, elapsed_s=450.0, num_gpus=8) == 450.0
+
+
+def test_a_budget_takes_what_it_leaves_open() -> None:
+    assert Budget(max_hours=2.0).or_else(Budget(max_hours=1.0, price=2.5)) == Budget(max_hours=2.0, price=2.5)
+
+
+def test_gpu_time_is_priced_where_the_price_is_known() -> None:
+    assert Budget(price=2.5).cost(7200.0) == "2.0 GPU-hours ($5.00)"
+    assert Budget().cost(90.0) == "90 GPU-seconds"
+
+
+def test_headroom_and_sizes_limit_memory() -> None:
+    assert MemoryLimit(headroom=0.1).bytes_of(80e9) == 72e9
+    assert MemoryLimit(max_bytes=70e9).bytes_of(80e9) == 70e9

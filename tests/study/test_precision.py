@@ -127,3 +127,30 @@ def test_numbers_whose_squares_are_beyond_all_numbers_are_known_as_well_as_any()
 def test_what_no_pairs_of_runs_can_show_is_not_taken_for_noise_of_launches(content: Any) -> None:
     assert LaunchNoise.stored(content) == LaunchNoise()
     assert LaunchNoise.stored({"squares": 0.01, "num_pairs": 2}) == LaunchNoise(squares=0.01, num_pairs=2)
+
+
+def test_critical_values_are_those_of_tables() -> None:
+    assert round(critical_t(0.05, 4), 3) == 2.776
+    assert round(critical_t(0.1, 30), 3) == 1.697
+
+
+def test_an_outlier_hardly_moves_the_middle() -> None:
+    found = locate([10.0, 10.2, 9.8, 10.1, 9.9, 10.0, 30.0, 10.0, 9.9, 10.1])
+    assert round(found.centre, 2) == 10.03
+    assert round(found.standard_error, 2) == 0.04
+    assert found.dof == 3
+
+
+def test_a_trend_shows_by_its_ranks() -> None:
+    assert round(rank_trend([1.0, 2.0, 3.0, 4.0, 10.0]), 3) == 2.0
+    assert rank_trend([7.0] * 5) == 0.0
+
+
+def test_launches_that_agree_narrow_their_noise() -> None:
+    assert round(LaunchNoise().seen([0.001, -0.002]).half_width, 4) == 0.0126
+    assert LaunchNoise().half_width == 0.2
+
+
+def test_two_samples_that_differ_have_a_large_error() -> None:
+    assert round(relative_error([15.77, 15.76]), 5) == 0.00255
+    assert round(relative_error([15.0, 17.0]), 2) == 0.48

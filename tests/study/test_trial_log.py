@@ -154,3 +154,7 @@ def test_a_page_shows_the_number_at_the_end_of_a_long_line(tmp_path: Path) -> No
 def test_what_a_terminal_would_act_on_is_left_out_of_texts_wherever_they_are() -> None:
     hostile = {"cause": "a\x1b[2Jb\x07", "rows": [["\x1b]0;title\x07c\td\n", 3]]}
     assert printable(hostile) == {"cause": "ab", "rows": [["c\td\n", 3]]}
+
+
+def test_a_log_that_is_no_file_is_empty() -> None:
+    assert TrialLog(Path("no such file")).text() == ""

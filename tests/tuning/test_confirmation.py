@@ -25,6 +25,7 @@ from zenith_tune.serve.study_index import listed_study
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.study import MAX_RERUNS, Study
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.tuning.confirmation import reserved_runs
 from zenith_tune.units import count
 
 COMMAND = "sh -c 'n=$(cat {count} 2>/dev/null || echo 0); echo $((n+1)) > {count}; echo value: $(({values}))' x0"
@@ -331,3 +332,7 @@ def test_how_far_a_study_is_has_one_bound_from_the_start_that_it_never_passes(tm
     found = [tuple(map(int, pair)) for pair in re.findall(r"(\d+) of at most (\d+)", output.getvalue())]
     counts, bounds = zip(*found, strict=True)
     assert len(set(bounds)) == 1 and list(counts) == list(range(1, len(counts) + 1)) and counts[-1] <= bounds[0]
+
+
+def test_few_trials_leave_none_to_confirm() -> None:
+    assert [reserved_runs(num) for num in (1, 2, 3, 6, 20)] == [0, 0, 1, 2, 3]

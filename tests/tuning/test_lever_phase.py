@@ -20,6 +20,7 @@ from zenith_tune.study.lever_results import LeverStatus, lever_table
 from zenith_tune.study.parameters import CategoricalParameter, Parameter, Params, Value
 from zenith_tune.study.study import Study
 from zenith_tune.tuning import watch
+from zenith_tune.tuning.lever_phase import in_turn
 
 
 class WithLevers(ToyPreset):
@@ -404,3 +405,10 @@ def test_hours_that_end_inside_the_phase_leave_the_best_so_far(tmp_path: Path, k
         assert verdict.lever_speedup == pytest.approx(1.1), "also where nothing is left of the budget to begin with"
         assert [result.lever for result in verdict.levers if result.is_cut_off] == ["slow", "c"]
         assert len(all_tried(witness)) == (0 if again else 5), "three layouts, the first lever, and one that is cut off"
+
+
+def test_what_cannot_fail_is_tried_together() -> None:
+    safe, alone, unsure = Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="e", is_unsure=True)
+    late = Lever(name="c", needs=frozenset({"b"}))
+    groups = in_turn([unsure, late, alone, safe, Lever(name="d")])
+    assert [[lever.name for lever in group] for group in groups] == [["a", "d"], ["c"], ["b"], ["e"]]

@@ -33,12 +33,7 @@ def hook_files(hooks: Mapping[str, Any], *needed: str, folder: str = HOOK_FOLDER
 
 
 def with_hook(files: Mapping[str, str], name: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the files of a trial with those of one more hook.
-
-    >>> files = with_hook(hook_files({"packages": {}}), "short_steps", {"numbers": [2], "whole": 8})
-    >>> sorted(json.loads(files["hook/hooks.json"]))
-    ['packages', 'short_steps']
-    """
+    """Return the files of a trial with those of one more hook."""
     hooks = json.loads(files.get(f"{HOOK_FOLDER}/{SETTINGS}", "{}"))
     return {**files, **hook_files({**hooks, name: settings})}
 

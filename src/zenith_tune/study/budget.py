@@ -16,13 +16,7 @@ MAX_HOURS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The length of the training that a study is for.
-
-    >>> Training(steps=100_000).seconds(step_s=2.0) / 3600
-    55.55555555555556
-    >>> Training().seconds(step_s=2.0) / 3600
-    8.0
-    """
+    """The length of the training that a study is for."""
 
     hours: float | None = None
     """Hours that the user states."""
@@ -73,11 +67,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The budget of a study, and the training that it is for.
-
-    >>> Budget(gpu_hours=2.0).left_s(gpu_s=3600.0, elapsed_s=450.0, num_gpus=8)
-    450.0
-    """
+    """The budget of a study, and the training that it is for."""
 
     training: Training = field(default_factory=Training)
     gpu_hours: float | None = None
@@ -120,11 +110,7 @@ class Budget:
         return Estimate(num_trials=num, wall_s=estimate.wall_s * share, gpu_s=estimate.gpu_s * share, is_cut=True)
 
     def or_else(self, kept: Budget) -> Budget:
-        """Return the budget with what it leaves open as another has it.
-
-        >>> Budget(max_hours=2.0).or_else(Budget(max_hours=1.0, price=2.5))
-        Budget(training=Training(hours=None, steps=None), gpu_hours=None, max_hours=2.0, price=2.5)
-        """
+        """Return the budget with what it leaves open as another has it."""
         hours = kept.training.hours if self.training.hours is None else self.training.hours
         return replace(
             self,
@@ -151,11 +137,7 @@ class Budget:
         return " or ".join(parts)
 
     def cost(self, gpu_s: float) -> str:
-        """Write GPU time, and what it costs where the price is known.
-
-        >>> Budget(price=2.5).cost(7200.0), Budget().cost(90.0)
-        ('2.0 GPU-hours ($5.00)', '90 GPU-seconds')
-        """
+        """Write GPU time, and what it costs where the price is known."""
         hours = gpu_s / 3600
         money = f" (${hours * self.price:.2f})" if self.price is not None else ""
         few = f"{gpu_s:.0f} GPU-second{'' if round(gpu_s) == 1 else 's'}"
@@ -170,11 +152,7 @@ DEFAULT_HEADROOM = 0.002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """The limit on the GPU memory of the best layout.
-
-    >>> MemoryLimit(headroom=0.1).bytes_of(80e9), MemoryLimit(max_bytes=70e9).bytes_of(80e9)
-    (72000000000.0, 70000000000.0)
-    """
+    """The limit on the GPU memory of the best layout."""
 
     max_bytes: float | None = None
     headroom: float | None = None

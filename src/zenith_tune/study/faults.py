@@ -26,11 +26,7 @@ _SYSTEM_FAULTS = frozenset(
 
 
 def is_system_fault(error: BaseException) -> bool:
-    """Tell whether the system refused what it grants at other times: descriptors, memory, processes, a file system.
-
-    >>> is_system_fault(OSError(errno.EMFILE, "Too many open files")), is_system_fault(OSError(errno.E2BIG, "too long"))
-    (True, False)
-    """
+    """Tell whether the system refused what it grants at other times: descriptors, memory, processes, a file system."""
     return isinstance(error, OSError) and error.errno in _SYSTEM_FAULTS
 
 

@@ -28,11 +28,7 @@ def learned_folder() -> Path | None:
 
 
 def path_as_written(text: str | Path) -> Path:
-    """Return a path; `./~` is absolute, which would otherwise be taken for the home folder.
-
-    >>> str(path_as_written("~/out")), path_as_written("./~/out").is_absolute()
-    ('~/out', True)
-    """
+    """Return a path; `./~` is absolute, which would otherwise be taken for the home folder."""
     path = Path(text)
     return path.absolute() if str(path).startswith("~") and not str(text).startswith("~") else path
 

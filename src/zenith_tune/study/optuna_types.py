@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def to_distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the Optuna distribution over the same values as `parameter`.
-
-    >>> to_distribution(IntParameter(1, 8, step=2))
-    IntDistribution(high=7, log=False, low=1, step=2)
-    """
+    """Return the Optuna distribution over the same values as `parameter`."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     match parameter:

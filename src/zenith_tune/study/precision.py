@@ -23,11 +23,7 @@ TO_90 = NormalDist().inv_cdf(0.95)
 
 @functools.lru_cache(maxsize=4096)
 def critical_t(error: float, dof: int) -> float:
-    """Return the t that |T| exceeds with probability `error`, at `dof` degrees of freedom.
-
-    >>> round(critical_t(0.05, 4), 3), round(critical_t(0.1, 30), 3)
-    (2.776, 1.697)
-    """
+    """Return the t that |T| exceeds with probability `error`, at `dof` degrees of freedom."""
     if dof >= _IS_NORMAL:
         return NormalDist().inv_cdf(1 - error / 2)
     low, high = 0.0, 1.0
@@ -77,12 +73,7 @@ class Location:
 
 
 def locate(values: Sequence[float]) -> Location:
-    """Return the mean of the middle of at least two samples, with its standard error.
-
-    >>> found = locate([10.0, 10.2, 9.8, 10.1, 9.9, 10.0, 30.0, 10.0, 9.9, 10.1])
-    >>> round(found.centre, 2), round(found.standard_error, 2), found.dof
-    (10.03, 0.04, 3)
-    """
+    """Return the mean of the middle of at least two samples, with its standard error."""
     num = len(values)
     ordered, cut = sorted(values), num // 3 if num >= _FEW else max(num - 3, 0) // 3
     kept = ordered[cut : num - cut]
@@ -116,9 +107,6 @@ def rank_trend(values: Sequence[float]) -> float:
     """Return Spearman's rank correlation with time, in standard deviations of what chance gives.
 
     Without a trend it is close to a standard normal number, whatever the distribution of the samples.
-
-    >>> round(rank_trend([1.0, 2.0, 3.0, 4.0, 10.0]), 3), rank_trend([7.0] * 5)
-    (2.0, 0.0)
     """
     ranks = _ranks(values)
     middle = (len(values) - 1) / 2
@@ -155,11 +143,7 @@ QUIET = 0.003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchNoise:
-    """How much two runs of one command differ, by the pairs that were seen.
-
-    >>> round(LaunchNoise().seen([0.001, -0.002]).half_width, 4), LaunchNoise().half_width
-    (0.0065, 0.2)
-    """
+    """How much two runs of one command differ, by the pairs that were seen."""
 
     squares: float = 0.0
     """Sum of the squared logarithms of their ratios."""
@@ -217,9 +201,6 @@ def relative_error(values: Sequence[float], common: float = 0.0) -> float:
 
     Its 90% interval is that of Student's t, and holds a trend that goes on and one more outlier like the largest.
     `common` is an error that all samples share.
-
-    >>> round(relative_error([15.77, 15.76]), 5), round(relative_error([15.0, 17.0]), 2)
-    (0.00255, 0.48)
     """
     middle, num = statistics.median(values), len(values)
     location = locate([value / middle for value in values])  # no square of a large number is beyond all numbers

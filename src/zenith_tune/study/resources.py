@@ -23,11 +23,7 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """The needs of a trial.
-
-    >>> Resources(nodes=2, gpus_per_node=8).describe()
-    '2 nodes of 8 GPUs'
-    """
+    """The needs of a trial."""
 
     nodes: int = 1
     gpus_per_node: int | None = None
@@ -36,21 +32,13 @@ class Resources:
     """Nodes that failed under this trial before."""
 
     def for_gpus(self, num_gpus: int | None) -> Resources:
-        """Return the same with so many GPUs in all, where the command itself does not say.
-
-        >>> Resources(nodes=2).for_gpus(16).describe()
-        '2 nodes of 8 GPUs'
-        """
+        """Return the same with so many GPUs in all, where the command itself does not say."""
         if num_gpus is None or self.gpus_per_node is not None or num_gpus % self.nodes:
             return self
         return replace(self, gpus_per_node=num_gpus // self.nodes)
 
     def given(self, *, nodes: int | None = None, gpus_per_node: int | None = None) -> Resources:
-        """Return what the user gives in place of what the command asks for; refuses other GPUs in total than it needs.
-
-        >>> Resources(gpus_per_node=16).given(nodes=2).describe()
-        '2 nodes of 8 GPUs'
-        """
+        """Return what the user gives in place of what the command asks for; refuses other GPUs than it needs."""
         needed = None if self.gpus_per_node is None else self.nodes * self.gpus_per_node
         num_nodes = nodes or self.nodes
         if needed is None:

@@ -29,11 +29,7 @@ _BLANK = "\x00 \t\r\n"
 
 
 class TrialLog:
-    """The log of one trial; what is no regular file that can be read is an empty log.
-
-    >>> TrialLog(Path("no such file")).text()
-    ''
-    """
+    """The log of one trial; what is no regular file that can be read is an empty log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -25,11 +25,7 @@ MAX_RUNS = MAX_RERUNS + 3
 
 
 def reserved_runs(num_trials: int | None) -> int:
-    """Return how many of `--n-trials` are left to confirm a gain.
-
-    >>> [reserved_runs(num) for num in (1, 2, 3, 6, 20)]
-    [0, 0, 1, 2, 3]
-    """
+    """Return how many of `--n-trials` are left to confirm a gain."""
     return 0 if num_trials is None else min(num_trials // RESERVED_SHARE, RESERVED)
 
 

@@ -282,13 +282,7 @@ def _who(trial: Trial) -> str:
 
 
 def in_turn(levers: Sequence[Lever]) -> list[list[Lever]]:
-    """Return what is tried at once, and in which order: together what cannot fail the rest, the others one by one.
-
-    >>> safe, alone, unsure = Lever(name="a"), Lever(name="b", is_alone=True), Lever(name="e", is_unsure=True)
-    >>> late = Lever(name="c", needs=frozenset({"b"}))
-    >>> [[lever.name for lever in group] for group in in_turn([unsure, late, alone, safe, Lever(name="d")])]
-    [['a', 'd'], ['c'], ['b'], ['e']]
-    """
+    """Return what is tried at once, and in which order: together what cannot fail the rest, the others one by one."""
     together = compatible([lever for lever in levers if not (lever.is_alone or lever.is_unsure or lever.needs)])
     rest = [lever for lever in levers if lever not in together]
     others = sorted(rest, key=lambda lever: lever.is_unsure)

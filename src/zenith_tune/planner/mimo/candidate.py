@@ -18,11 +18,7 @@ MAX_TP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoCandidate:
-    """The degrees of both modules, the micro-batch, and which of them recompute.
-
-    >>> MimoCandidate.of(4, encoder=(1, 1), language=(2, 1), encoder_ranks=2, micro_batch=1).label
-    'encoder dp2 on 2 | llm tp2 on 2 | mbs1'
-    """
+    """The degrees of both modules, the micro-batch, and which of them recompute."""
 
     encoder: ModuleLayout
     language: ModuleLayout

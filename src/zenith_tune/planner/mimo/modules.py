@@ -123,11 +123,7 @@ class ModuleLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MimoLayout:
-    """The place of every module of a multimodal model: all on the same ranks, or each on its own.
-
-    >>> MimoLayout(modules={"vision": ModuleLayout(tp=2), "language": ModuleLayout(tp=2, pp=3, offset=2)}).world_size
-    8
-    """
+    """The place of every module of a multimodal model: all on the same ranks, or each on its own."""
 
     modules: Mapping[str, ModuleLayout]
 
@@ -211,11 +207,7 @@ class MimoLayout:
 
 
 def lane_partners(lane: int, dp: int, other_dp: int) -> list[int]:
-    """Return the lanes of the other side that hold samples of this lane.
-
-    >>> lane_partners(1, dp=2, other_dp=4), lane_partners(3, dp=4, other_dp=2)
-    ([2, 3], [1])
-    """
+    """Return the lanes of the other side that hold samples of this lane."""
     if other_dp >= dp:
         ratio = other_dp // dp
         return list(range(lane * ratio, (lane + 1) * ratio))
@@ -223,10 +215,6 @@ def lane_partners(lane: int, dp: int, other_dp: int) -> list[int]:
 
 
 def rows_of_lanes(rows_per_sample: list[int], num_lanes: int) -> list[int]:
-    """Return the rows that each of several lanes takes, which share the samples evenly.
-
-    >>> rows_of_lanes([2, 0, 1, 3], 2)
-    [2, 4]
-    """
+    """Return the rows that each of several lanes takes, which share the samples evenly."""
     share = len(rows_per_sample) // num_lanes
     return [sum(rows_per_sample[i * share : (i + 1) * share]) for i in range(num_lanes)]

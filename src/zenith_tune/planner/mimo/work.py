@@ -28,11 +28,7 @@ from zenith_tune.planner.mimo.modules import (
 
 
 def stage_layers(num_layers: int, stage: int, num_stages: int) -> range:
-    """Return the layers of a stage, as even as they go.
-
-    >>> [list(stage_layers(5, stage, 3)) for stage in range(3)]
-    [[0], [1, 2], [3, 4]]
-    """
+    """Return the layers of a stage, as even as they go."""
     if num_stages > num_layers:
         raise UsageError(f"pp must not exceed the layers, but got pp {num_stages} and {num_layers} layers.")
     return range(num_layers * stage // num_stages, num_layers * (stage + 1) // num_stages)
@@ -255,12 +251,7 @@ class PassRate:
     """Time of starting a layer, on a processor that does not start one while it computes another."""
 
     def seconds(self, flops: float, numbers: float = 0.0, num_layers: int = 1) -> float:
-        """Return the time of that many FLOPs and hidden numbers in that many layers.
-
-        >>> rate = PassRate(flops_per_s=1e12, layer_s=1e-3)
-        >>> rate.seconds(2e9, num_layers=1), rate.seconds(2e9, num_layers=4)
-        (0.002, 0.004)
-        """
+        """Return the time of that many FLOPs and hidden numbers in that many layers."""
         working_s = flops / self.flops_per_s + numbers * self.number_s
         return max(num_layers * self.layer_s, working_s) + num_layers * self.start_s
 
@@ -287,9 +278,6 @@ def fit_rate(measured: Sequence[MeasuredPass]) -> PassRate:
 
     Those near the least time say what starting takes, the others the rest; where all are near, the rate is at least
     the best that was seen.
-
-    >>> fit_rate([MeasuredPass(x * 1e9, n * 1e6, max(1e-3, x * 1e-3 + n * 1e-4)) for x, n in ((.1, 1), (4, 1), (8, 4))])
-    PassRate(flops_per_s=1000000000000.0, number_s=1e-10, layer_s=0.001, start_s=0.0)
     """
     least = min(each.seconds for each in measured)
     found = PassRate(flops_per_s=1.0, layer_s=least)
