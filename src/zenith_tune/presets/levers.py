@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from zenith_tune.errors import UnknownNameError
 from zenith_tune.presets.arguments import DEFAULT, NONE
-from zenith_tune.study.parameters import CategoricalParameter, Value
+from zenith_tune.study.parameters import CategoricalParameter, Params, Value
 
 ASSUMED = "assumed"
 """The source of an effect without a measurement."""
@@ -161,6 +161,19 @@ class LeverDeclaration(Generic[At]):
             is_unstable=self.is_unstable,
             is_assumed=self.source.startswith(ASSUMED),
         )
+
+
+J = TypeVar("J")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverPoint(Generic[J]):
+    """A point of a job that levers are asked for."""
+
+    job: J
+    params: Params
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment, by name, as the command has them."""
 
 
 L = TypeVar("L", bound=LeverDeclaration[Any])

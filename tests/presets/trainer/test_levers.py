@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.presets.trainer.runs import OPTIONS, bound, run
-from zenith_tune.presets.shared.hooked_job import HookedPoint
+from zenith_tune.presets.levers import LeverPoint
 from zenith_tune.presets.trainer.levers import LEVERS
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params
@@ -93,8 +93,8 @@ def test_lengths_are_grouped_on_request_where_they_differ() -> None:
     assert "length_grouping" not in [lever.name for lever in preset.levers(OPTIONS, POINT)], "of one length"
     [lever] = [each for each in LEVERS if each.name == "length_grouping"]
     many = replace(preset._space.job, new_shapes=0.9)
-    assert lever.is_for(HookedPoint(job=many, params=POINT)) and lever.is_on_request
-    assert not lever.is_for(HookedPoint(job=many, params={**POINT, "mbs": 1}))
+    assert lever.is_for(LeverPoint(job=many, params=POINT)) and lever.is_on_request
+    assert not lever.is_for(LeverPoint(job=many, params={**POINT, "mbs": 1}))
 
 
 def test_nothing_is_offered_before_a_run() -> None:

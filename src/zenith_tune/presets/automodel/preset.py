@@ -25,8 +25,8 @@ from zenith_tune.presets.automodel.job import (
     read_steps,
 )
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.shared.config_job import count_gpus
 from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
+from zenith_tune.presets.shared.launched_gpus import job_gpus, started_gpus
 from zenith_tune.presets.shared.subject import job_model
 from zenith_tune.presets.shared.training_files import flat, read_yaml
 from zenith_tune.shell import ParsedCommand
@@ -58,7 +58,9 @@ class AutomodelPreset(ConfigPreset[AutomodelJob]):
         asked = whole(last_option(line.arguments, "--nproc-per-node") or "")
         values = flat(file.content)
         own = {option[2:]: value for option, value in _options(line.arguments).items() if "." in option}
-        job = AutomodelJob(num_gpus=count_gpus(command, self._given.n_gpus or asked), values={**values, **own})
+        started = started_gpus(command) or asked
+        num_gpus = job_gpus(self.title, self._given.n_gpus, started, option="--nproc-per-node")
+        job = AutomodelJob(num_gpus=num_gpus, values={**values, **own})
         for key in (MICRO_BATCH, GLOBAL_BATCH):
             if type(job.values.get(key)) is not int:
                 raise UsageError(f"{self.title} needs {key}, but the recipe has none", hint="write it into the YAML")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,8 +28,8 @@ from zenith_tune.presets.nanotron.job import (
     shown_values,
 )
 from zenith_tune.presets.shared.config_file import ConfigFile
-from zenith_tune.presets.shared.config_job import count_gpus
 from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
+from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.presets.shared.subject import job_model
 from zenith_tune.presets.shared.training_files import flat, yaml_text
 from zenith_tune.shell import ParsedCommand
@@ -55,17 +56,16 @@ class NanotronPreset(ConfigPreset[NanotronJob]):
         if self._file is None:
             problem = f"{self.title} reads the job from the YAML that {OPTION} names, but the command has none"
             raise UsageError(problem, hint=f"give `torchrun --nproc-per-node 8 run_train.py {OPTION} FILE`")
-        values = flat(self._file.content)
-        num_gpus = count_gpus(command, self._given.n_gpus)
-        job = NanotronJob(num_gpus=num_gpus, values=values)
+        job = NanotronJob(num_gpus=1, values=flat(self._file.content))
         if job.count(EP) > 1:
             raise UsageError(f"{self.title} tunes dense models, but {EP} is {job.count(EP)}", hint="use --space")
         sizes = {key: job.count(key) for key in (TP, PP, CP, DP)}
-        product = sizes[TP] * sizes[PP] * sizes[CP] * sizes[DP]
-        if product != num_gpus:
+        own = math.prod(sizes.values())
+        num_gpus = self._given.n_gpus or started_gpus(command) or own
+        if own != num_gpus:
             shown = " * ".join(f"{key.rpartition('.')[2]} {size}" for key, size in sizes.items())
-            raise UsageError(f"{shown} = {product} GPUs, but the command starts {num_gpus}", hint="change one of them")
-        return job
+            raise UsageError(f"{shown} = {own} GPUs, but the command starts {num_gpus}", hint="change one of them")
+        return replace(job, num_gpus=num_gpus)
 
     def _read_model(self) -> ModelSpec:
         if self._given.model:

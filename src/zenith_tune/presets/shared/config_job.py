@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from zenith_tune.describe.model_spec import ModelSpec
-from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import JobFacts, LayoutRule, first_reason
 from zenith_tune.presets.arguments import DEFAULT, FrameworkArguments, chosen_axes
 from zenith_tune.presets.framework_preset import AxisSpace
-from zenith_tune.presets.levers import LeverDeclaration, set_levers
-from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
-from zenith_tune.study.parameters import Params, Value
+from zenith_tune.presets.levers import LeverDeclaration, LeverPoint, set_levers
+from zenith_tune.study.parameters import Value
 
 MBS = "mbs"
 
@@ -28,15 +26,6 @@ class ConfigArguments(FrameworkArguments):
     """Tokens of a sample, where the configuration does not say it."""
     mbs_max: int = 64
     steps: int = 20
-
-
-def count_gpus(command: str, given: int | None) -> int:
-    """Return the GPUs of a job: as given, as the command starts, or as this machine has."""
-    started = started_gpus(command)
-    if given is not None and started is not None and given != started:
-        problem = f"n_gpus must be what the command starts, but got {given} and {started}"
-        raise UsageError(problem, hint="leave n_gpus out, or change the command")
-    return given or started or machine_gpus() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,22 +72,14 @@ J = TypeVar("J", bound=ConfigJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigPoint(Generic[J]):
-    """A point of a job that levers are asked for."""
-
-    job: J
-    params: Params
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigLever(LeverDeclaration[ConfigPoint[J]], Generic[J]):
+class ConfigLever(LeverDeclaration[LeverPoint[J]], Generic[J]):
     """A lever that is values of the configuration."""
 
     sets: Mapping[str, Value]
     is_known: bool = True
     """Whether every release has its keys; otherwise the job's own configuration must."""
 
-    def is_for(self, at: ConfigPoint[J]) -> bool:
+    def is_for(self, at: LeverPoint[J]) -> bool:
         """Return whether it can be turned on for a point of a job that does not have it yet."""
         values = at.job.values
         has_keys = self.is_known or self.sets.keys() <= values.keys()

@@ -17,13 +17,12 @@ from zenith_tune.layouts.layout import layout_name
 from zenith_tune.layouts.rules import LayoutRule
 from zenith_tune.presets.arguments import refuse_steps
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import Lever
+from zenith_tune.presets.levers import Lever, LeverPoint
 from zenith_tune.presets.shared.config_job import (
     MBS,
     ConfigArguments,
     ConfigJob,
     ConfigLever,
-    ConfigPoint,
     ConfigSpace,
     facts_of,
 )
@@ -129,7 +128,7 @@ class ConfigPreset(FrameworkPreset[ConfigSpace[J], ConfigArguments], Generic[J])
         return (MBS,)
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
-        at = ConfigPoint(job=self._space.job, params=dict(params))
+        at = LeverPoint(job=self._space.job, params=dict(params))
         return self._levers.offered([lever for lever in self.declared if lever.is_for(at)], at)
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:

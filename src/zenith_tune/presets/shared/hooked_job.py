@@ -12,7 +12,7 @@ from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, JobFacts
 from zenith_tune.presets.arguments import DEFAULT, FrameworkArguments, chosen_axes
 from zenith_tune.presets.framework_preset import AxisSpace
-from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, set_levers
+from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, LeverPoint, set_levers
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.units import count
 
@@ -124,17 +124,7 @@ J = TypeVar("J", bound=HookedJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HookedPoint(Generic[J]):
-    """A point of a job that levers are asked for."""
-
-    job: J
-    params: Params
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, by name, as the command has them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookedLever(LeverDeclaration[HookedPoint[J]], Generic[J]):
+class HookedLever(LeverDeclaration[LeverPoint[J]], Generic[J]):
     """A lever that the hook or the command sets."""
 
     sets: Mapping[str, Value] = field(default_factory=dict)
@@ -144,7 +134,7 @@ class HookedLever(LeverDeclaration[HookedPoint[J]], Generic[J]):
     least_compute: int = 0
     """The compute capability, times ten, that it needs."""
 
-    def is_for(self, at: HookedPoint[J]) -> bool:
+    def is_for(self, at: LeverPoint[J]) -> bool:
         has_it = not at.job.lacks(self.sets) if self.sets else bool(self.variables.keys() & at.variables.keys())
         return not has_it and at.job.compute >= self.least_compute and self.goes(at)
 

@@ -16,8 +16,8 @@ from zenith_tune.hooks.injection import hook_files
 from zenith_tune.hooks.process import MOST_TIMES
 from zenith_tune.presets.arguments import refuse_steps
 from zenith_tune.presets.framework_preset import FrameworkPreset
-from zenith_tune.presets.levers import Lever, set_levers
-from zenith_tune.presets.shared.hooked_job import MBS, HookedArguments, HookedJob, HookedLever, HookedPoint, HookedSpace
+from zenith_tune.presets.levers import Lever, LeverPoint, set_levers
+from zenith_tune.presets.shared.hooked_job import MBS, HookedArguments, HookedJob, HookedLever, HookedSpace
 from zenith_tune.presets.shared.live_model import LiveModel, model_notes
 from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.shared.trial_hook import hooked, watched
@@ -127,7 +127,7 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
 
     def levers(self, command: str, params: Mapping[str, Value]) -> list[Lever]:
         job = self._space.job
-        at = HookedPoint(job=job, params=dict(params), variables=self._own_variables)
+        at = LeverPoint(job=job, params=dict(params), variables=self._own_variables)
         named = {lever.package for lever in self.declared if lever.package} if job.packages is not None else ()
         packages = {name: name in (job.packages or ()) for name in named}
         return self._levers.offered([lever for lever in self.declared if lever.is_for(at)], at, packages)

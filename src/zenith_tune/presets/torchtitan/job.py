@@ -12,7 +12,7 @@ from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.rules import WORLD, JobFacts
 from zenith_tune.presets.arguments import FrameworkArguments
-from zenith_tune.presets.shared.launched_gpus import machine_gpus, pretrain_gpus, run_resources
+from zenith_tune.presets.shared.launched_gpus import job_gpus, pretrain_gpus, run_resources
 from zenith_tune.presets.torchtitan.command import (
     FILE_OPTION,
     PRESET,
@@ -204,14 +204,9 @@ def model_name(settings: Mapping[str, Any]) -> str | None:
 
 def _num_gpus(run: ProgramRun, given: TitanArguments) -> int:
     started = pretrain_gpus(run)
-    if given.n_gpus is not None and started is not None and given.n_gpus != started:
-        problem = f"n_gpus must be what the command starts, but got {given.n_gpus} and {started}"
-        raise UsageError(problem, hint="leave n_gpus out, or change the command")
-    found = given.n_gpus or started or (None if "torchrun" in " ".join(run.launcher) else 1) or machine_gpus()
-    if found is None:
-        problem = f"{PRESET} must know the number of GPUs, but neither the command nor this machine says"
-        raise UsageError(problem, hint="give --gpus 8, or --nproc-per-node 8 in the command")
-    return found
+    if not (given.n_gpus or started or "torchrun" in " ".join(run.launcher)):
+        return 1
+    return job_gpus(PRESET, given.n_gpus, started, option="--nproc-per-node")
 
 
 def live_job(job: TitanJob, run: TitanRun) -> TitanJob:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.hooked_run import WRAPPER_NAMES
 from zenith_tune.presets.shared.hooked_job import HookedArguments, HookedJob
-from zenith_tune.presets.shared.launched_gpus import machine_gpus, started_gpus
+from zenith_tune.presets.shared.launched_gpus import job_gpus, machine_gpus, started_gpus
 from zenith_tune.presets.trainer.command import (
     ACCUMULATION,
     ATTENTION,
@@ -183,20 +182,11 @@ def read_job(command: str, given: HookedArguments, dialect: Dialect | None = Non
 def _num_processes(command: str, given: int | None, dialect: Dialect | None = None) -> int:
     line, started = ParsedCommand.of(command), started_gpus(command)
     started = (dialect.num_processes(command) if dialect else None) or started
-    if given is not None and started is not None and given != started:
-        problem = f"n_gpus must be what the command starts, but got {given} and {started}"
-        raise UsageError(problem, hint="leave n_gpus out, or change the command")
-    if given or started:
-        return given or started or 1
     asks_for_all = last_option(line.front, "--nproc-per-node") in ALL_GPUS
     takes_all = dialect or is_trl(command) or (line.launcher is not None and line.launcher.kind != "torchrun")
-    if not asks_for_all and not takes_all:
-        return 1
-    found = machine_gpus()
-    if found is None and asks_for_all:
-        problem = f"{PRESET} must know the number of processes, but neither the command nor this machine says"
-        raise UsageError(problem, hint="give --gpus 8, or --nproc-per-node 8 in the command")
-    return found or 1
+    if given or started or asks_for_all:
+        return job_gpus(PRESET, given, started, option="--nproc-per-node")
+    return (machine_gpus() if takes_all else None) or 1
 
 
 def live_job(job: TrainerJob, run: TrainerRun) -> TrainerJob:

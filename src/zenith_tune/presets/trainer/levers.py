@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 
-from zenith_tune.presets.levers import ASSUMED
+from zenith_tune.presets.levers import ASSUMED, LeverPoint
 from zenith_tune.presets.shared.hooked_job import (
     AMPERE,
     ENVIRONMENT_LEVERS,
     MBS,
     RECOMPUTE,
     HookedLever,
-    HookedPoint,
     precision_levers,
 )
 from zenith_tune.presets.trainer.command import ATTENTION, MAX_LENGTH, PACKING
@@ -27,19 +26,19 @@ FEW_SHAPES = 0.1
 MEASURED = "benchmarks/h200_levers.py on an H200 (2026-11-19, torch 2.11, transformers 5.17)"
 
 
-def _padding_free_goes(at: HookedPoint[TrainerJob]) -> bool:
+def _padding_free_goes(at: LeverPoint[TrainerJob]) -> bool:
     """Return whether TRL takes padding_free: samples must not be cut, and attention must know where each one ends."""
     trainer = at.job.trainer
     return trainer is not None and "flash" in (trainer.attention or "") and trainer.arguments.get(MAX_LENGTH) is None
 
 
-def _checkpoints_every_layer(at: HookedPoint[TrainerJob]) -> bool:
+def _checkpoints_every_layer(at: LeverPoint[TrainerJob]) -> bool:
     trainer = at.job.trainer
     is_plain = at.job.arguments.get(CHECKPOINTING_OPTIONS) is None
     return bool(at.params[RECOMPUTE]) and is_plain and trainer is not None and trainer.release >= FIRST_EVERY_N_LAYERS
 
 
-def _is_ddp_without_checkpointing(at: HookedPoint[TrainerJob]) -> bool:
+def _is_ddp_without_checkpointing(at: LeverPoint[TrainerJob]) -> bool:
     is_ddp = at.job.num_processes > 1 and at.job.is_plain and at.params.get("sharding", "none") == "none"
     return is_ddp and not at.params["checkpointing"]
 
