@@ -13,37 +13,44 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from zenith_mimo.checkpoint_folder import latest_checkpoint
+from zenith_mimo.command import (
+    BATCHES,
+    DEGREES,
+    Parser,
+    Work,
+    add_layout_options,
+    device,
+    iteration_line,
+    layout_of,
+    run,
+)
 from zenith_mimo.optimizer import OptimizerConfig
-from zenith_tune.errors import UsageError, ZenithTuneError
+from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.modules import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
     MimoLayout,
-    ModuleLayout,
     TransformerConfig,
 )
 from zenith_tune.planner.mimo.work import check_layout, step_flops
 
 if TYPE_CHECKING:
     from zenith_mimo.megatron.trainer import MegatronTrainer
-    from zenith_mimo.trainer import StepResult, Trainer
+    from zenith_mimo.trainer import Trainer
 
 ENCODER = "vision"
 RUNTIME, MEGATRON = "runtime", "megatron"
-DEGREES = dict.fromkeys(["encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp"], 1)
-STEPS = {"micro-batch-size": 1, "global-batch-size": 16, "train-iters": 10, "log-interval": 1}
+STEPS = {"train-iters": 10, "log-interval": 1}
 SIZES = {
     "encoder-layers": 4,
     "encoder-hidden": 32,
@@ -56,31 +63,19 @@ SIZES = {
     "seq-length": 32,
     "vocab-size": 256,
 }
-REPORT_S = 5.0
-"""How long other ranks leave the first to report a mistake, before torchrun ends them all."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Report a wrong option like any other mistake: under torchrun every rank would print its usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
-        raise UsageError(message, hint="see --help.")
 
 
 def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line, or the arguments that are given."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in {**DEGREES, **STEPS, "seed": 0, **SIZES}.items():
+    add_layout_options(parser)
+    for name, default in {**STEPS, "seed": 0, **SIZES}.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"default {default}")
     parser.add_argument("--backend", choices=[RUNTIME, MEGATRON], default=RUNTIME, help="what trains the layout")
-    parser.add_argument("--llm-offset", type=int, metavar="N", help="first rank of the language model")
     parser.add_argument("--images", default="2,1,3,0", help="images of the samples, round and round; default 2,1,3,0")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--clip-grad", type=float, default=1.0)
     parser.add_argument("--use-distributed-optimizer", action="store_true", help="shard the optimizer's state")
-    parser.add_argument("--encoder-recompute", action="store_true", help="recompute the encoder's activations")
-    parser.add_argument("--llm-recompute", action="store_true", help="recompute the language model's activations")
     parser.add_argument("--freeze-vit", action="store_true", help="train the projector of the encoder only")
     parser.add_argument("--freeze-lm", action="store_true", help="train nothing of the language model")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, update in single precision")
@@ -91,16 +86,6 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--timeout-s", type=float, default=300.0, help="how long a rank waits for another")
     return parser.parse_args(arguments)
-
-
-def layout_of(options: argparse.Namespace) -> MimoLayout:
-    """Return the layout of both modules."""
-    encoder = ModuleLayout(tp=options.encoder_tp, pp=options.encoder_pp, dp=options.encoder_dp)
-    offset = encoder.size if options.llm_offset is None else options.llm_offset
-    llm = ModuleLayout(tp=options.llm_tp, pp=options.llm_pp, dp=options.llm_dp, offset=offset)
-    layout = MimoLayout(modules={ENCODER: encoder, "language": llm})
-    layout.num_microbatches(options.micro_batch_size, options.global_batch_size)
-    return layout
 
 
 def config_of(options: argparse.Namespace) -> MimoConfig:
@@ -160,7 +145,7 @@ def refuse_unwritable(folder: Path) -> None:
 
 def checked_layout(options: argparse.Namespace) -> MimoLayout:
     """Return the layout of a command line that can be trained; raises UsageError before anything is started."""
-    for name in (*DEGREES, *STEPS, *SIZES):
+    for name in (*DEGREES, *BATCHES, *STEPS, *SIZES):
         if (value := getattr(options, name.replace("-", "_"))) < 1:
             raise UsageError(f"--{name} must be at least 1, but got {value}: correct it.")
     if not 0 < options.timeout_s < math.inf:
@@ -169,9 +154,6 @@ def checked_layout(options: argparse.Namespace) -> MimoLayout:
     check_layout(config, layout)
     config.item_tokens(max(images_of(options)))
     optimizer_of(options)
-    started = int(os.environ.get("WORLD_SIZE", layout.world_size)) if "RANK" in os.environ else layout.world_size
-    if started != layout.world_size:
-        raise UsageError(f"the layout needs {layout.world_size} ranks, but {started} were started.")
     if options.finetune and not options.load:
         raise UsageError("--finetune begins with the weights of --load, but that is not given", hint="give both.")
     if options.load:
@@ -194,35 +176,9 @@ def check_megatron(options: argparse.Namespace, layout: MimoLayout) -> None:
     MegatronSupport.of_installed().check(layout, has_even_items=len(set(images_of(options))) == 1)
 
 
-def iteration_line(
-    options: argparse.Namespace,
-    trainer: Trainer | MegatronTrainer,
-    step_s: float,
-    tflops: float,
-    lr: float,
-    done: StepResult,
-) -> str:
-    """Return one line as Megatron prints it."""
-    fields = [
-        f" [{time.strftime('%Y-%m-%d %H:%M:%S')}] iteration {trainer.iteration:8d}/{options.train_iters:8d}",
-        f"consumed samples: {trainer.consumed_samples:12d}",
-        f"elapsed time per iteration (ms): {step_s * 1000:.1f}",
-        f"throughput per GPU (TFLOP/s/GPU): {tflops:.4f}",
-        f"learning rate: {lr:.6E}",
-        f"global batch size: {options.global_batch_size:5d}",
-        f"lm loss: {done.loss:.6E}",
-        "loss scale: 1.0",
-        f"grad norm: {0.0 if done.grad_norm is None else done.grad_norm:.3f}",
-        f"number of skipped iterations: {int(not done.success):3d}",
-        f"number of nan iterations: {int(done.loss != done.loss):3d} |",
-    ]
-    return " | ".join(fields)
-
-
 def make_trainer(options: argparse.Namespace) -> Trainer | MegatronTrainer:
     """Build this rank's part of the model, its optimizer and the trainer."""
     import torch
-    import torch.distributed as dist
 
     if options.backend == MEGATRON:
         return make_megatron_trainer(options)
@@ -231,10 +187,9 @@ def make_trainer(options: argparse.Namespace) -> Trainer | MegatronTrainer:
     from zenith_mimo.topology import Topology
     from zenith_mimo.trainer import Trainer
 
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     topology = Topology(layout_of(options), timeout=timedelta(seconds=options.timeout_s))
     dtype = torch.bfloat16 if options.bf16 else torch.float32
-    model = MimoModel.of(config_of(options), topology, device=device, dtype=dtype)
+    model = MimoModel.of(config_of(options), topology, device=device(), dtype=dtype)
     return Trainer(
         model,
         get_mimo_optimizer(model, optimizer_of(options)),
@@ -288,53 +243,33 @@ def train(options: argparse.Namespace) -> None:
         step_s = time.perf_counter() - begin
         if is_last and trainer.iteration % options.log_interval == 0:
             tflops = flops / step_s / dist.get_world_size() / 1e12
-            print(iteration_line(options, trainer, step_s, tflops, lr, done), flush=True)
+            line = iteration_line(
+                trainer.iteration,
+                options.train_iters,
+                done,
+                step_s=step_s,
+                global_batch_size=size,
+                consumed_samples=trainer.consumed_samples,
+                lr=lr,
+                tflops=tflops,
+            )
+            print(line, flush=True)
     if options.save:
         assert isinstance(trainer, Trainer), "refused with another back-end"
         save_checkpoint(options.save, trainer)
     trainer.close()
 
 
-def train_as_one_rank(options: argparse.Namespace) -> None:
-    """Join the world that torchrun has started."""
-    import torch
-    import torch.distributed as dist
-
-    rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
-    if has_gpus:
-        torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if has_gpus else "gloo", timeout=timedelta(seconds=options.timeout_s))
-    train(options)
-    dist.destroy_process_group()
+def prepare() -> Work:
+    """Read the command line."""
+    options = read_options()
+    layout, timeout = checked_layout(options), timedelta(seconds=options.timeout_s)
+    return Work(num_ranks=layout.world_size, train=lambda: train(options), timeout=timeout)
 
 
 def main() -> int:
     """Train, here or as a rank; return the exit code."""
-    try:
-        options = read_options()
-        layout = checked_layout(options)
-    except UsageError as error:
-        if os.environ.get("RANK", "0") != "0":
-            time.sleep(REPORT_S)
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
-        if "RANK" in os.environ:
-            train_as_one_rank(options)
-            return 0
-        # Imported before the ranks are forked from here, so that they have it all.
-        import zenith_mimo.checkpoint  # noqa: F401
-        from zenith_mimo.local_ranks import run_ranks
-
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        timeout = timedelta(seconds=options.timeout_s)
-        codes = run_ranks(layout.world_size, lambda: train(options), timeout=timeout, grace_s=options.timeout_s)
-        return (2 if set(codes) <= {0, 2} else 1) if any(codes) else 0
-    except ZenithTuneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+    return run(prepare)
 
 
 if __name__ == "__main__":

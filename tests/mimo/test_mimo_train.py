@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.mentions import mentions
+from tests.requirements import need_module
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
@@ -132,3 +133,34 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert captured.err.startswith("error: ") and mentions(captured.err, *named)
+
+
+MAKE_MODELS = """
+import sys
+from transformers import Qwen3Config, Qwen3ForCausalLM, SiglipVisionConfig, SiglipVisionModel
+sizes = {"intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+tower = SiglipVisionConfig(hidden_size=16, image_size=8, patch_size=4, vision_use_head=False, **sizes)
+SiglipVisionModel(tower).save_pretrained(sys.argv[1] + "/siglip")
+text = {"hidden_size": 32, "vocab_size": 64, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
+Qwen3ForCausalLM(Qwen3Config(**text, **sizes)).save_pretrained(sys.argv[1] + "/qwen3")
+"""
+
+
+@pytest.mark.slow
+def test_the_script_with_models_of_hugging_face_prints_the_same_losses_in_every_layout(
+    start: Start, start_warm: Start, tmp_path: Path
+) -> None:
+    need_module("engines", "transformers")
+    made = subprocess.run([sys.executable, "-c", MAKE_MODELS, str(tmp_path)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
+    script = ["examples/mimo_hugging_face.py", "--vision", f"{tmp_path}/siglip", "--language", f"{tmp_path}/qwen3"]
+    script += ["--seq-length", "12", "--global-batch-size", "4", "--train-iters", "3"]
+    found = []
+    for layout in ("--llm-pp 2", "--encoder-dp 2 --llm-dp 2 --llm-offset 0 --llm-recompute"):
+        done = start_warm(*script, *layout.split())
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(losses(done.stdout))
+        assert MegatronEvaluator("step_time").evaluate(done.stdout, {}) > 0
+    assert len(found[0]) == 3 and found[0] == pytest.approx(found[1], rel=1e-4)
+    refused = start_warm(*script, "--llm-dp", "3")
+    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1

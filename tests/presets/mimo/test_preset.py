@@ -329,3 +329,56 @@ def test_what_the_example_freezes_has_no_optimizer_and_less_of_a_backward_pass()
     assert shares == [(0, 0, 1), (1, 1, 1)]
     assert plain.encoder.layer.backward_share == plain.language.layer.backward_share == 2
     assert (plain.device.number_bytes, frozen.device.number_bytes) == (4, 2)
+
+
+SCRIPT = "from zenith_mimo.command import add_layout_options, run\n"
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+SIGLIP |= {"num_attention_heads": 16, "image_size": 224, "patch_size": 14}
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "head_dim": 128,
+}
+QWEN3 |= {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": True}
+
+
+def own_script(folder: Path, text: str = SCRIPT) -> str:
+    (folder / "train.py").write_text(text)
+    for name, config in (("siglip", SIGLIP), ("qwen3", QWEN3)):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return f"torchrun --nproc-per-node 8 {folder}/train.py"
+
+
+def test_a_script_of_your_own_is_planned_by_the_folders_of_its_models(tmp_path: Path) -> None:
+    command = f"{own_script(tmp_path)} --vision {tmp_path}/siglip --language={tmp_path}/qwen3 --seq-length 4096 --bf16"
+    assert recognised_preset(command) == "mimo"
+    preset = bound(command, cluster="h100x8")
+    job = preset.space.read.job
+    assert (job.encoder.num_layers, job.language.num_layers, job.global_batch, job.items) == (27, 28, 16, (1,))
+    # Modules of transformers are not split, and a head that is the embedding too is not pipelined.
+    assert {(each.candidate.language.tp, each.candidate.language.pp) for each in preset.space.plan.ranked} == {(1, 1)}
+    assert {each.candidate.encoder.pp for each in preset.space.plan.ranked} > {1}
+    best = preset.space.point(preset.space.plan.ranked[0].candidate)
+    assert mentions(preset.apply_parameters(command, best), "--encoder-dp", "--llm-offset", "--micro-batch-size")
+
+
+def test_a_script_of_your_own_is_planned_by_the_sizes_that_are_given(tmp_path: Path) -> None:
+    command = f"{own_script(tmp_path)} --global-batch-size 32"
+    sizes: dict[str, int | None] = {"encoder_layers": 4, "encoder_hidden": 64, "encoder_heads": 4}
+    sizes |= {"encoder_patches": 16, "llm_layers": 6, "llm_hidden": 128, "llm_heads": 8}
+    sizes |= {"seq_length": 64, "vocab_size": 1000}
+    job = bound(command, **sizes).space.read.job
+    assert (job.encoder.num_layers, job.language.num_layers, job.global_batch) == (4, 6, 32)
+    with pytest.raises(UsageError, match="llm_hidden"):
+        bound(command, **{**sizes, "llm_hidden": None})
+
+
+@pytest.mark.parametrize("text", ["import torch\n", "# from zenith_mimo.command import run\n"])
+def test_a_script_without_the_layouts_options_is_not_recognised(tmp_path: Path, text: str) -> None:
+    command = own_script(tmp_path, text)
+    assert not MimoPreset.recognises(command)
+    with pytest.raises(UsageError, match=r"zenith_mimo\.command"):
+        bound(command)

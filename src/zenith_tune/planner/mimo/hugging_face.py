@@ -14,7 +14,7 @@ from zenith_tune.describe.config_json import MAX_BYTES
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import TransformerConfig
+from zenith_tune.planner.mimo.modules import LANGUAGE, TransformerConfig
 from zenith_tune.planner.mimo.work import ModuleWork, PartWork, layer_work
 from zenith_tune.study.files import read_regular
 
@@ -55,13 +55,30 @@ def _kept(spec: ModelSpec) -> float:
     return 8 * spec.hidden + 2 * (spec.query_size + spec.kv_size) + spec.value_size + 4 * spec.ffn_hidden
 
 
+def parts_of(folder: Path) -> set[str]:
+    """Return which modules a folder's model has: a vision tower, a language model, or both."""
+    whole = _read(folder)
+    vision = {"vision"} if str(_vision_config(folder).get("model_type")).startswith((QWEN, *TOWERS)) else set()
+    return vision | ({LANGUAGE} if "vocab_size" in whole or "text_config" in whole else set())
+
+
+def _vision_config(folder: Path) -> dict[str, Any]:
+    whole = _read(folder)
+    found: dict[str, Any] = whole.get("vision_config") or whole
+    return found
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_regular(folder / "config.json", MAX_BYTES))
+    except (OSError, ValueError):
+        raise UsageError(f"{folder} must hold a model of transformers, but its config.json cannot be read.") from None
+    return found if isinstance(found, dict) else {}
+
+
 def vision_work(folder: Path, language_width: int, *, num_patches: int | None = None) -> ModuleWork:
     """Return a vision tower's work by image; Qwen2-VL's takes images of any size, of `num_patches` on average."""
-    try:
-        whole = json.loads(read_regular(folder / "config.json", MAX_BYTES))
-        config = whole.get("vision_config") or whole
-    except (OSError, ValueError, AttributeError):
-        raise UsageError(f"{folder} must hold a vision tower, but its config.json cannot be read.") from None
+    config = _vision_config(folder)
     kind = str(config.get("model_type"))
     if kind.startswith(QWEN):
         return _qwen_work(config, language_width, num_patches or 1024)

@@ -1,29 +1,37 @@
-"""Commands that run examples/mimo_train.py: its sizes, its ranks and its options for a layout."""
+"""Commands of the runtime here: examples/mimo_train.py, and scripts that take their layout by the same options."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from zenith_tune.describe.machine import TIMEOUT_S, listed_gpus, nvidia_smi
 from zenith_tune.describe.megatron.args import MegatronArgs
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.mimo.candidate import MimoCandidate
+from zenith_tune.planner.mimo.hugging_face import causal_work, parts_of, vision_work
 from zenith_tune.planner.mimo.job import MimoDevice, MimoJob
-from zenith_tune.planner.mimo.modules import EncoderConfig, LanguageConfig, TransformerConfig
+from zenith_tune.planner.mimo.modules import LANGUAGE, EncoderConfig, LanguageConfig, TransformerConfig
 from zenith_tune.planner.mimo.work import ModuleWork, encoder_work, language_work
+from zenith_tune.presets.mimo.command import runs_example
 from zenith_tune.presets.mimo.device import GUESSED_FLOPS, cpu_device, gpu_device
-from zenith_tune.presets.mimo.job import MimoArguments, ReadCommand, checked_ranks, read_counts
+from zenith_tune.presets.mimo.job import ARGUMENT, PRESET, MimoArguments, ReadCommand, checked_ranks, read_counts
 from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.presets.shared.subject import job_cluster
+from zenith_tune.presets.shared.training_files import path_in_training_folder
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.units import whole
 
-DEFAULTS = {
+LAYOUT = {
     **dict.fromkeys(("encoder-tp", "encoder-dp", "encoder-pp", "llm-tp", "llm-pp", "llm-dp", "micro-batch-size"), 1),
     "global-batch-size": 16,
+}
+"""The defaults of the options that zenith_mimo.command adds to a script."""
+DEFAULTS = {
+    **LAYOUT,
     "encoder-layers": 4,
     "encoder-hidden": 32,
     "encoder-heads": 4,
@@ -39,34 +47,27 @@ DEFAULTS = {
 IMAGES = "2,1,3,0"
 
 
-def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
-    """Read a command of the example."""
+def read_runtime(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
+    """Read a command of the example, or of a script of the user's."""
     args = MegatronArgs(line)
-    sizes = {name: args.count(f"--{name}") or default for name, default in DEFAULTS.items()}
+    defaults = DEFAULTS if runs_example(line.text) else {**LAYOUT, **given.sizes}
+    sizes = {name: args.count(f"--{name}") or defaults.get(name, 0) for name in DEFAULTS}
     own = _own_point(args, sizes)
     own_ranks = int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
     num_ranks = given.n_gpus or started_gpus(line.text) or own_ranks
     is_sharded = line.has("--use-distributed-optimizer")
     device, notes = _device(line, num_ranks, given, is_low=line.has("--bf16"), is_sharded=is_sharded)
-    encoder = EncoderConfig(
-        transformer=_transformer(sizes, "encoder"),
-        patch_size=sizes["patch-size"],
-        patches_per_item=sizes["patches"],
-        token_id=0,
-    )
-    language = LanguageConfig(
-        transformer=_transformer(sizes, "llm"), vocab_size=sizes["vocab-size"], seq_length=sizes["seq-length"]
-    )
-    works = _trained(line, encoder_work(encoder, sizes["llm-hidden"]), language_work(language))
+    works = _trained(line, *_works(_folders(line), sizes))
     by_megatron = args.text("--backend") == "megatron"
     if by_megatron:  # its stages must have the same number of layers
         works = [replace(work, depths=(("the layers", work.num_layers),)) for work in works]
+    images = args.text("--images") or (IMAGES if defaults is DEFAULTS else "1")
     job = MimoJob(
         encoder=works[0],
         language=works[1],
         num_ranks=checked_ranks(num_ranks),
         global_batch=sizes["global-batch-size"],
-        items=given.items or read_counts("--images", args.text("--images") or IMAGES, ","),
+        items=given.items or read_counts("--images", images, ","),
         device=device,
         # Megatron joins the rows of several lanes, and cuts them on shared ranks, in equal parts.
         can_join_uneven=not by_megatron,
@@ -82,6 +83,49 @@ def read_example(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
         own=own,
         notes=notes,
     )
+
+
+def _folders(line: ParsedCommand) -> dict[str, Path]:
+    """Return the folders of Hugging Face that a command names, by the modules that they have."""
+    target = line.found_target
+    found: dict[str, Path] = {}
+    for word in target.words[target.first :] if target is not None else ():
+        path = path_in_training_folder(line.text, word.value.rpartition("=")[2])
+        if (path / "config.json").is_file():
+            for part in parts_of(path) - found.keys():
+                found[part] = path
+    return found
+
+
+def _works(folders: Mapping[str, Path], sizes: Mapping[str, int]) -> tuple[ModuleWork, ModuleWork]:
+    """Return the work of both modules, by their folders or by their sizes."""
+    seq_length = _size(sizes, "seq-length")
+    if LANGUAGE in folders:
+        language = causal_work(folders[LANGUAGE], seq_length)
+    else:
+        transformer = _transformer(sizes, "llm")
+        config = LanguageConfig(transformer=transformer, vocab_size=_size(sizes, "vocab-size"), seq_length=seq_length)
+        language = language_work(config)
+    width = int(language.hidden_numbers) // seq_length
+    if "vision" in folders:
+        return vision_work(folders["vision"], width, num_patches=sizes["patches"] or None), language
+    patches = _size(sizes, "patches")
+    encoder = EncoderConfig(
+        transformer=_transformer(sizes, "encoder"),
+        patch_size=_size(sizes, "patch-size"),
+        patches_per_item=patches,
+        token_id=0,
+    )
+    return encoder_work(encoder, width), language
+
+
+def _size(sizes: Mapping[str, int], name: str) -> int:
+    if not (size := sizes[name]):
+        problem = f"{PRESET} must know the shape of both modules, but the command does not give {name}"
+        raise UsageError(
+            problem, hint=f"name the folders of their config.json in it, or give --args {ARGUMENT[name]}=N"
+        )
+    return size
 
 
 def _device(
@@ -156,5 +200,5 @@ def _own_point(args: MegatronArgs, sizes: Mapping[str, int]) -> Params:
 
 
 def _transformer(sizes: Mapping[str, int], name: str) -> TransformerConfig:
-    layers, hidden, heads = (sizes[f"{name}-{what}"] for what in ("layers", "hidden", "heads"))
+    layers, hidden, heads = (_size(sizes, f"{name}-{what}") for what in ("layers", "hidden", "heads"))
     return TransformerConfig(num_layers=layers, hidden_size=hidden, num_heads=heads, ffn_size=4 * hidden)

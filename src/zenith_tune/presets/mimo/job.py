@@ -31,6 +31,15 @@ MOST_RANKS_FOR_BATCHES = 32
 """Up to here other batches are planned too."""
 
 
+MODULE_SIZES = [f"{module}-{what}" for module in ("encoder", "llm") for what in ("layers", "hidden", "heads")]
+ARGUMENT = {
+    **{name: name.replace("-", "_") for name in (*MODULE_SIZES, "seq-length", "vocab-size")},
+    "patches": "encoder_patches",
+}
+"""The arguments that stand for options which a command does not have."""
+PATCH_SIZE = 588
+
+
 @dataclass(frozen=True, kw_only=True)
 class MimoArguments:
     """What preset mimo takes; None leaves a value to the command."""
@@ -48,6 +57,11 @@ class MimoArguments:
     encoder_hidden: int | None = None
     encoder_heads: int | None = None
     encoder_patches: int | None = None
+    llm_layers: int | None = None
+    llm_hidden: int | None = None
+    llm_heads: int | None = None
+    seq_length: int | None = None
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         amounts = {"device_flops": self.device_flops, "memory_gib": self.memory_gib}
@@ -63,6 +77,13 @@ class MimoArguments:
     def items(self) -> tuple[int, ...]:
         """Items of the samples, repeated, where the command does not have them."""
         return read_images(self.images) if self.images else ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of both modules, by the options of a command that would have them."""
+        found = {option: getattr(self, name) for option, name in ARGUMENT.items()}
+        # Numbers in a patch decide next to nothing.
+        return {"patch-size": PATCH_SIZE, **{option: size for option, size in found.items() if size is not None}}
 
     @property
     def encoder(self) -> dict[str, int]:

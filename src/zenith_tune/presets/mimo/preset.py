@@ -8,8 +8,8 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.megatron.options import LOG_INTERVAL
-from zenith_tune.presets.mimo.command import EXAMPLE, megatron_run, runs_example
-from zenith_tune.presets.mimo.example import read_example
+from zenith_tune.presets.mimo.command import EXAMPLE, megatron_run, runs_example, runs_own_script
+from zenith_tune.presets.mimo.example import read_runtime
 from zenith_tune.presets.mimo.job import PRESET, MimoArguments, MimoSpace, ReadCommand
 from zenith_tune.presets.mimo.megatron import PROGRAM as MEGATRON
 from zenith_tune.presets.mimo.megatron import read_megatron
@@ -29,11 +29,12 @@ DERIVED = ("encoder_dp", "llm_dp", "llm_offset")
 class MimoPreset(CompletePreset):
     """Search which ranks an encoder and the language model train on, and how each is split over its own.
 
-    For examples/mimo_train.py and for Megatron-LM's examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
+    For examples/mimo_train.py, scripts that import zenith_mimo.command, and Megatron-LM's
+    examples/mimo/pretrain_mimo.py. The plan's `top` fastest layouts
     run for real, then homogeneous ones to compare with, and every run corrects the plan. `n_gpus`, `cores`,
     `device_flops`, `memory_gib` and `cluster` give what the command does not; so do `images` (items of the samples,
     with a plus between them, or how often each number is: 0:10+1:60+4:30) and the sizes of an encoder that Megatron's
-    options leave open.
+    options or a script of your own leave open.
     """
 
     @keywords_of(MimoArguments)
@@ -130,9 +131,10 @@ class MimoPreset(CompletePreset):
         return self._bound
 
     def _read(self, command: str) -> ReadCommand:
-        if runs_example(command):
-            return read_example(ParsedCommand.of(command), self._given)
+        if runs_example(command) or runs_own_script(command):
+            return read_runtime(ParsedCommand.of(command), self._given)
         if (run := megatron_run(command)) is not None:
             return read_megatron(run, self._given)
-        problem = f"{PRESET} needs a command that runs {EXAMPLE} or Megatron-LM's {MEGATRON}, but finds neither"
+        known = f"{EXAMPLE}, a script that imports zenith_mimo.command, or Megatron-LM's {MEGATRON}"
+        problem = f"{PRESET} needs a command that runs {known}, but finds none of them"
         raise UsageError(problem, hint="write it out, or choose another --preset")
