@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.doctor.causes import logs
@@ -28,6 +30,12 @@ def test_torchtitan_prints_memory() -> None:
 def test_a_summary_of_the_trainer_is_a_speed_where_it_shows_no_bar() -> None:
     found = logged_steps("{'train_runtime': '20.1', 'train_steps_per_second': '0.5', 'train_loss': '2.1'}\n")
     assert found is not None and [step.seconds for step in found.steps] == [2.0]
+
+
+def test_the_lines_of_a_trials_hook_are_timed() -> None:
+    events = ({"event": "step", "step": 1 + index, "passes": 1, "seconds": 900 + index / 4} for index in range(9))
+    found = logged_steps("".join(f"zenithtune: {json.dumps(event)}\n" for event in events))
+    assert found is not None and {step.seconds for step in found.steps} == {0.25}
 
 
 @pytest.mark.parametrize("log", [logs.TRAINER, without_escapes(logs.TITAN), logs.BRIDGE, logs.steps()])

@@ -15,7 +15,6 @@ from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.report.json_lines import JsonLinesReporter
 from zenith_tune.report.search_digest import StudyPace
-from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.running import Countdown
 from zenith_tune.report.terminal.trial_table import trial_line
 from zenith_tune.report.terminal.verbose import VerboseReporter, findings_lines
@@ -30,7 +29,6 @@ OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 17.20 GiB. GPU 0 has 80.00 GiB of which 0.50 is free"
 )
 WHY = "34% chance of a gain: 3.14 s ±15% a step expected (4% slower than the best), 99% to fit"
-EARLY = "known within 1% after 15 iterations (90%)"
 LONG = "TP2 PP2 CP2 mbs4 full block layers2"
 MODULES = "encoder tp2 dp2 on 4 shared | llm dp4 on 4 shared"
 
@@ -41,35 +39,35 @@ def trial(number: int, value: float | None, **more: Any) -> Trial:
     return Trial(params={}, outcome=outcome, value=value, number=number, **known)
 
 
-def drawn(screen: LiveScreen, width: int = 80, height: int = 40) -> list[str]:
+def drawn(reporter: VerboseReporter, width: int = 80, height: int = 40) -> list[str]:
     stream = io.StringIO()
-    Console(file=stream, width=width, height=height, highlight=False).print(screen.draw())
+    Console(file=stream, width=width, height=height, highlight=False).print(reporter.draw())
     return stream.getvalue().splitlines()
 
 
-def a_screen() -> LiveScreen:
-    screen = LiveScreen()
-    study = Study(Direction.MAXIMIZE)
+def test_what_runs_is_drawn_with_its_iteration_what_is_known_and_how_far_the_study_is() -> None:
+    reporter, study = VerboseReporter(Console(file=io.StringIO(), height=40)), Study(Direction.MAXIMIZE)
     study.max_trials = 9
-    screen.begin(study, StudyPace())
-    screen.trial_finished(trial(1, None, cause=OOM, peak_memory_bytes=None), "TP4 mbs4 full block", study)
-    screen.trial_finished(trial(2, 221.1, early=EARLY), "TP4 mbs2", study)
-    screen.trial_started(3, LONG, Path("log.txt"), None, WHY)
-    screen.trial_progress(3, 12, 197.0, "TFLOP/s/GPU")
-    screen.trial_memory(3, 41 * 2**30)
-    return screen
-
-
-def test_nothing_that_matters_is_cut_in_eighty_columns() -> None:
-    lines = drawn(a_screen())
-    assert all(len(line) <= 80 for line in lines) and "…" not in "".join(lines)
-    flat = " ".join(" ".join(lines).split())
-    assert OOM in flat and WHY in flat and LONG in flat and EARLY in flat
-    head = next(line.split() for line in lines if line.startswith("trial"))
-    assert head == ["trial", "layout", "state", "iter", "value", "memory", "time"]
-    (running,) = (line for line in lines if "running" in line)
-    assert running.split()[-6:-2] == ["12", "197", "41.0", "GiB"]
-    assert re.findall(r"\d+", lines[-1]) == ["0", "9"]
+    reporter.begin(study, StudyPace())
+    reporter.trial_started(3, "TP2", Path("log.txt"), None, WHY)
+    reporter.trial_progress(3, 12, 197.0, "TFLOP/s/GPU")
+    reporter.trial_outlook(3, "known within 3%", 9.5)
+    running, last = drawn(reporter, width=120)
+    assert running.split() == [
+        "trial",
+        "3",
+        "TP2",
+        "iteration",
+        "12,",
+        "about",
+        "9.5",
+        "s",
+        "left;",
+        "known",
+        "within",
+        "3%",
+    ]
+    assert re.findall(r"\d+", last) == ["0", "9"]
 
 
 def test_a_tab_and_a_bar_show_how_far_a_study_is() -> None:
@@ -97,18 +95,6 @@ def test_time_that_is_left_falls_and_rises_only_where_it_ran_out_or_is_far_longe
         countdown.expect(estimate_s)
         shown.append(countdown.left_s)
     assert shown == [20.0, 18.0, 10.0, 9.0, 6.0, 30.0, None]
-
-
-def test_on_a_wide_terminal_the_reason_stands_behind_its_trial() -> None:
-    lines = drawn(a_screen(), width=220)
-    assert len(lines) == 5 and lines[1].rstrip().endswith(OOM) and lines[3].rstrip().endswith(WHY)
-
-
-def test_a_low_terminal_shows_what_runs_and_the_last_that_ended() -> None:
-    lines = drawn(a_screen(), height=9)
-    assert len(lines) <= 9 - 2
-    assert any("running" in line for line in lines) and re.findall(r"\d+", lines[-1]) == ["0", "9"]
-    assert any(line.startswith("2 ") for line in lines) and not any(line.startswith("1 ") for line in lines)
 
 
 def test_memory_that_a_log_shows_while_it_runs_reaches_the_listener() -> None:

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.report.search_digest import StudyPace
-from zenith_tune.report.terminal.live_screen import LiveScreen
 from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import YOUR_COMMAND
@@ -49,11 +48,11 @@ def test_the_users_own_command_has_one_name() -> None:
 
 
 def test_a_trial_that_is_not_submitted_yet_does_not_show_as_running() -> None:
-    screen, output = LiveScreen(), io.StringIO()
+    screen, output = VerboseReporter(Console(file=io.StringIO())), io.StringIO()
     screen.begin(Study(Direction.MAXIMIZE), StudyPace(num_slots=2), "starting")
     screen.trial_started(0, YOUR_COMMAND, Path("log.txt"), None)
     screen.trial_started(1, "mbs1", Path("log.txt"), None)
     screen.trial_state(1, "running on n1")
     Console(file=output, width=120, height=30).print(screen.draw())
     shown = [line.split() for line in output.getvalue().splitlines()]
-    assert [row[:4] for row in shown[1:3]] == [["base", "your", "command", "starting"], ["1", "mbs1", "running", "on"]]
+    assert [row[1:5] for row in shown[:2]] == [["base", "your", "command", "starting,"], ["1", "mbs1", "running", "on"]]

@@ -32,8 +32,9 @@ from zenith_tune.doctor.diagnosed_run import (
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.engine_log import is_of_trainer, read_trainer_steps
+from zenith_tune.evaluators.hooked_run import HookedRun
 from zenith_tune.evaluators.steady import long_run
-from zenith_tune.evaluators.steps import LoggedSteps, after_steps, has_steps
+from zenith_tune.evaluators.steps import LoggedSteps, Step, after_steps, has_steps
 from zenith_tune.presets.base import recognised
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
@@ -156,7 +157,7 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
     hint = "give what a run printed, from its start"
     if not log.strip("\0 \t\r\n"):
         raise UsageError(f"{path} is empty", hint=hint)
-    if command is None and not causes and not has_steps(log) and not dumped_arguments(log):
+    if command is None and not (causes or steps or has_steps(log) or dumped_arguments(log)):
         raise UsageError(f"{path} holds nothing of a training run: no step, no failure, no arguments", hint=hint)
     try:
         if command is not None:
@@ -186,9 +187,16 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 
 def logged_steps(log: str) -> LoggedSteps | None:
-    """Return the steps of torchtitan, Megatron-Bridge or the Trainer, or None."""
-    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps))
+    """Return the steps of torchtitan, Megatron-Bridge, the Trainer, or a trial's hook, or None."""
+    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, _hooked_steps))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
+
+
+def _hooked_steps(log: str) -> LoggedSteps:
+    run = HookedRun.read(log)
+    timed = zip(run.seconds, run.timed, strict=True)
+    steps = [Step(number=step.number, seconds=step_s) for step_s, (_, step) in timed]
+    return LoggedSteps(steps=steps, peak_bytes=run.peak_bytes)
 
 
 def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:

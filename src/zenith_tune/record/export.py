@@ -88,8 +88,10 @@ def export(
     write_json(folder.json, {**content, **known})
     if best_command is not None:
         start = _change_of_folder(best_command, header.working_folder)
-        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{start}{best_command}\n")
-        if (change := changed_script(header.command, best_command)) is not None:
+        change = changed_script(header.command, best_command)
+        about = "" if change is None else f"# {change.path} with {folder.best_diff.name} applied\n"
+        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{best_command}\n")
+        if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
 
 

@@ -17,6 +17,7 @@ from zenith_tune.study.study import Study
 from zenith_tune.study.trial import AGAIN, YOUR_COMMAND, Trial
 from zenith_tune.study.trial_log import printable
 from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
+from zenith_tune.units import format_seconds
 
 FAR_LONGER = 2.0
 """How many times the time left must be what is shown, for it to rise before it has run out."""
@@ -50,18 +51,21 @@ class RunningTrial:
     name: str
     label: str
     state: str
-    why: str = ""
     known: str = ""
     """What is known of it, and why it still runs."""
     left: Countdown = field(default_factory=Countdown)
     num_iterations: int | None = None
-    value: float | None = None
-    peak_memory_bytes: int | None = None
     start_s: float = field(default_factory=time.monotonic)
 
     @property
-    def duration_s(self) -> float:
-        return time.monotonic() - self.start_s
+    def progress(self) -> str:
+        """Where it is: waiting, starting or at which iteration, and how long it still takes."""
+        if not self.num_iterations:
+            state = "starting" if self.state == FIRST_STATE else self.state
+            return f"{state}, {format_seconds(time.monotonic() - self.start_s)}"
+        left_s = self.left.left_s
+        left = "" if left_s is None else f", about {format_seconds(left_s)} left"
+        return f"iteration {self.num_iterations}{left}"
 
 
 class RunningTrials(StudyListener):
@@ -87,7 +91,7 @@ class RunningTrials(StudyListener):
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
         self.labels[number] = label
-        self.running[number] = RunningTrial(name=self.name_of(number), label=label, why=why, state=self._first_state)
+        self.running[number] = RunningTrial(name=self.name_of(number), label=label, state=self._first_state)
 
     def trial_state(self, number: int, state: str) -> None:
         if (running := self.running.get(number)) is not None:
@@ -95,16 +99,12 @@ class RunningTrials(StudyListener):
 
     def trial_progress(self, number: int, num_iterations: int, value: float | None, unit: str) -> None:
         if (running := self.running.get(number)) is not None:
-            running.num_iterations, running.value = num_iterations, value
+            running.num_iterations = num_iterations
 
     def trial_outlook(self, number: int, known: str, left_s: float | None) -> None:
         if (running := self.running.get(number)) is not None:
             running.known = known
             running.left.expect(left_s)
-
-    def trial_memory(self, number: int, peak_memory_bytes: int) -> None:
-        if (running := self.running.get(number)) is not None:
-            running.peak_memory_bytes = peak_memory_bytes
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         self.running.pop(trial.number, None)

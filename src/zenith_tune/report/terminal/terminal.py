@@ -13,7 +13,7 @@ from rich.text import Text
 
 from zenith_tune.presets.levers import lever_label
 from zenith_tune.record.export import batch_note
-from zenith_tune.report.terminal.running import ConsoleReporter, RunningTrial
+from zenith_tune.report.terminal.running import ConsoleReporter
 from zenith_tune.report.terminal.trial_table import cut
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.changes import changes_text
@@ -22,8 +22,8 @@ from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.study.trial_log import printable
 from zenith_tune.study.verdict import NEARLY_FULL, Verdict
-from zenith_tune.tuning.events import FIRST_STATE, StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import GIB, count, format_bytes, format_seconds, format_value
+from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
+from zenith_tune.units import GIB, count, format_bytes, format_value
 
 MAX_ROWS = 20
 """Of more trials the table at the end has the best ones."""
@@ -61,15 +61,6 @@ def _why_lost(study: Study) -> str | None:
     elif why is None and (study.reruns_of(most) or most.is_rerun):
         why = "gained less when it ran again"
     return f"trial {study.name_of(most)} measured more, but {why or 'not by more than the noise'}"
-
-
-def running_text(running: RunningTrial) -> str:
-    """Return where a trial is: waiting, starting or at which iteration, and how long it still takes."""
-    if not running.num_iterations:
-        state = "starting" if running.state == FIRST_STATE else running.state
-        return f"{state}, {format_seconds(running.duration_s)}"
-    left_s = running.left.left_s
-    return f"iteration {running.num_iterations}" + ("" if left_s is None else f", about {format_seconds(left_s)} left")
 
 
 class TerminalReporter(ConsoleReporter):
@@ -137,7 +128,7 @@ class TerminalReporter(ConsoleReporter):
         for running in list(self.running.values()):
             is_own = running.label.startswith(YOUR_COMMAND)
             cells = self._cells("", "0" if is_own else running.name, self._label(running.label, {}), [])
-            rows.append(Text(f"{cells}  {running_text(running)}", style="cyan"))
+            rows.append(Text(f"{cells}  {running.progress}", style="cyan"))
         return [*rows, Text(f"{self.bar()} {', '.join(self.how_far())}".strip(), style="dim")]
 
     def _closing(self, end: StudyEnd, *, names_best: bool) -> list[str]:

@@ -6,9 +6,20 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Group
+from rich.text import Text
+
 from zenith_tune.record.export import batch_note
-from zenith_tune.report.terminal.live_screen import LiveScreen
-from zenith_tune.report.terminal.trial_table import LABEL, MAX_ROWS, early_lines, failure_lines, trial_line, trial_table
+from zenith_tune.report.terminal.running import ConsoleReporter
+from zenith_tune.report.terminal.trial_table import (
+    LABEL,
+    MAX_ROWS,
+    cut,
+    early_lines,
+    failure_lines,
+    trial_line,
+    trial_table,
+)
 from zenith_tune.shell.secrets import MASK
 from zenith_tune.study.lever_results import lever_table
 from zenith_tune.study.study import EndReason, Study
@@ -59,8 +70,8 @@ def _head(heads: Sequence[str], last: str, widths: Sequence[int], *, is_below: b
         yield " " * INDENT + last
 
 
-class VerboseReporter(LiveScreen):
-    """A listener that prints all that happens, live if the console is a terminal."""
+class VerboseReporter(ConsoleReporter):
+    """A listener that prints all that happens; on a terminal the trials that run are drawn live below it."""
 
     def study_started(self, plan: StudyPlan) -> None:
         super().study_started(plan)
@@ -81,15 +92,30 @@ class VerboseReporter(LiveScreen):
 
     def trial_state(self, number: int, state: str) -> None:
         super().trial_state(number, state)
-        if self._live is None:
+        if self._live is None:  # it shows the state until the next one
             self._say(f"trial {self.name_of(number):>4}  {self.labels.get(number, ''):<{LABEL}}  {state}")
 
     def trial_finished(self, trial: Trial, label: str, study: Study) -> None:
         super().trial_finished(trial, label, study)
         if self._live is not None:
             self._console.set_window_title(self.pace.title(study))
-        else:
-            self._console.print(trial_line(trial, study.name_of(trial), label, self.status()), soft_wrap=True)
+        self._console.print(trial_line(trial, study.name_of(trial), label, self.status()), soft_wrap=True)
+
+    def status(self) -> str:
+        """Say how far the study is: best so far, trials done, time left."""
+        best, parts = self.study.fastest if self.study is not None else None, []
+        if self.study is not None and best is not None and best.value is not None:
+            who = "your command" if best.is_baseline else f"trial {self.study.name_of(best)}"
+            parts.append(f"best {format_value(best.value)} ({who})")
+        return ", ".join([*parts, *self.how_far()]) or "no value yet"
+
+    def draw(self) -> Group:
+        """Return the trials that run, with what is known of each, and how far the study is."""
+        lines = [Text(f"{self.bar()} {self.status()}".strip(), style="bold")]
+        for running in reversed(list(self.running.values())):
+            shown = f"trial {running.name:>4}  {cut(running.label, LABEL):<{LABEL}}  {running.progress}"
+            lines.insert(0, Text("; ".join(filter(None, [shown, running.known])), style="cyan"))
+        return Group(*lines[-self._console.height + 2 :])
 
     def explained(self, line: str) -> None:
         self.noted(line)
