@@ -27,6 +27,7 @@ class HookedEvaluator(SpeedEvaluator):
     """
 
     units = UNITS
+    title: ClassVar[str] = "accelerate"
     no_steps: ClassVar[str] = (
         "because no two steps were seen; train for three steps or more, with an optimizer that Accelerator.prepare has"
         " prepared"
@@ -76,7 +77,7 @@ class HookedEvaluator(SpeedEvaluator):
     def describe(self) -> str:
         batch = f" at gbs {self.gbs}" if self.gbs else ""
         unchecked = "" if self.check else ", whatever the job ran as"
-        return f"accelerate {self.objective}{batch}{unchecked}, {self.direction}"
+        return f"{self.title} {self.objective}{batch}{unchecked}, {self.direction}"
 
     def _run_extra(self, run: HookedRun) -> dict[str, Value]:
         if not run.reports:

@@ -9,8 +9,8 @@ from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.hooked_run import HookedRun, RunAsked
+from zenith_tune.evaluators.hooked_speed import HookedEvaluator
 from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.lightning.evaluator import LightningEvaluator
 from zenith_tune.presets.lightning.space import LEVERS, LightningJob, LightningSpace
 from zenith_tune.presets.shared.hooked_preset import HookedPreset
 from zenith_tune.presets.shared.launched_gpus import started_gpus
@@ -18,6 +18,25 @@ from zenith_tune.presets.shared.live_model import LiveModel
 from zenith_tune.study.parameters import Value
 
 PLANNED = ("32-true", "16-mixed", "bf16-mixed")
+
+
+class LightningEvaluator(HookedEvaluator):
+    """The steady speed of a Trainer of Lightning: samples per second, or steps where its data has no batch size."""
+
+    title = "lightning"
+    no_steps = "because the Trainer made no two steps: give --args steps=20 or more"
+
+    def _run_extra(self, run: HookedRun) -> dict[str, Value]:
+        return {"lightning": str(run.reports[0].get("version")), "wrapper": str(run.reports[0].get("wrapper"))}
+
+    def _batch(self, run: HookedRun, params: Mapping[str, Value]) -> int | None:
+        return run.samples
+
+    def _fault(self, run: HookedRun, params: Mapping[str, Value]) -> str | None:
+        if not run.reports:
+            return "no Trainer of Lightning was seen to fit: name what to tune by --space NAME=VALUES (docs/plugs.md)"
+        # How many ranks a script starts is known by its run alone.
+        return super()._fault(run, params) if params else None
 
 
 @PresetRegistry.register("lightning")
