@@ -7,6 +7,9 @@ import json
 import pytest
 
 from tests.doctor.causes import logs
+from tests.presets.mmengine.test_preset import log as of_mmengine
+from tests.presets.nanotron.test_preset import OLD_STEP
+from tests.presets.nanotron.test_preset import log as of_nanotron
 from zenith_tune.doctor.logged_run import logged_steps
 from zenith_tune.evaluators.steady import long_run
 from zenith_tune.evaluators.steps import after_steps
@@ -14,7 +17,15 @@ from zenith_tune.study.trial_log import without_escapes
 
 
 @pytest.mark.parametrize(
-    ("log", "step_s"), [(logs.TRAINER, 2.0), (logs.TITAN, 1.5), (logs.BRIDGE, 1.25)], ids=["trainer", "titan", "bridge"]
+    ("log", "step_s"),
+    [
+        (logs.TRAINER, 2.0),
+        (logs.TITAN, 1.5),
+        (logs.BRIDGE, 1.25),
+        (of_nanotron(OLD_STEP, ["4.02K", "1.35K", "1.35K", "1.35K"]), 1.35),
+        (of_mmengine(), 1.0),
+    ],
+    ids=["trainer", "titan", "bridge", "nanotron", "mmengine"],
 )
 def test_the_steps_of_other_trainers_are_timed(log: str, step_s: float) -> None:
     found = logged_steps(without_escapes(log))

@@ -39,6 +39,8 @@ from zenith_tune.presets.base import recognised
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
 from zenith_tune.presets.megatron.preset import MegatronLmPreset
+from zenith_tune.presets.mmengine import job as mmengine
+from zenith_tune.presets.nanotron import job as nanotron
 from zenith_tune.presets.torchtitan.log import timed_steps
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
@@ -187,8 +189,9 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 
 def logged_steps(log: str) -> LoggedSteps | None:
-    """Return the steps of torchtitan, Megatron-Bridge, the Trainer, or a trial's hook, or None."""
-    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, _hooked_steps))
+    """Return the steps of torchtitan, Megatron-Bridge, the Trainer, nanotron, MMEngine, or a trial's hook, or None."""
+    others = (nanotron.read_steps, mmengine.read_steps, _hooked_steps)
+    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, *others))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
 
 
