@@ -34,7 +34,7 @@ from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
-from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
+from zenith_tune.units import format_gain, format_seconds
 
 MOST_OFF = 0.5
 """Largest relative difference of a measured step from the planned one, for a plan of the right model."""
@@ -52,8 +52,7 @@ def plan_mismatch(run: DiagnosisInput) -> str | None:
     against = [f"is {abs(off):.0%} off"] if abs(off) > MOST_OFF and not is_explained else []
     # A small error of the plan explains a run that fits: only what is beyond its interval counts against it.
     if planned.memory_interval_bytes[0] > planned.capacity_bytes:
-        needed = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
-        against.append(f"needs {needed}, although the run succeeded")
+        against.append(f"needs {planned.memory}, although the run succeeded")
     if not against:
         return None
     # What the user said about the run may be mistaken, else what could be said.
@@ -207,7 +206,7 @@ def _advice_lines(run: DiagnosisInput, advice: Advice, number: int) -> list[str]
     found = [
         f"{number}. {advice.finding}",
         f"   change {advice.change}",
-        f"   predicted {gain}; {memory_message(advice.planned)}, {advice.planned.oom_probability:.0%} OOM",
+        f"   predicted {gain}; {advice.planned.memory}, {advice.planned.oom_probability:.0%} OOM",
     ]
     found += [f"   but {advice.caution}"] if advice.caution else []
     return [*found, *([f"   written by: {advice.command}"] if advice.command else [])]
@@ -223,7 +222,7 @@ def _memory_lines(diagnosis: Diagnosis) -> list[str]:
     found = [f"{head}; what helps, and what it costs:", *map(_remedy, diagnosis.remedies)]
     if (out := diagnosis.way_out) is not None:
         change = changes(run.layout, out.layout)
-        figures = f"{format_seconds(out.step_s)} a step, {memory_message(out)}, {out.oom_probability:.0%} OOM"
+        figures = f"{format_seconds(out.step_s)} a step, {out.memory}, {out.oom_probability:.0%} OOM"
         beyond = out.layout.tp > run.cluster.fast_domain
         inside = f", and nothing fits with TP within {run.cluster.fast_domain}" if beyond else ""
         fits = f"the fastest layout that fits is {out.name}: {figures} ({change})"
@@ -242,13 +241,8 @@ def _remedy(remedy: Remedy) -> str:
     if remedy.planned is None or remedy.cost is None:
         return f"  {'unavailable':<14} {remedy.name}: {remedy.why_not}"
     risk = f"{remedy.planned.oom_probability:.0%} OOM"
-    figures = f"{memory_message(remedy.planned)}, {risk}, {format_gain(remedy.cost)} time"
+    figures = f"{remedy.planned.memory}, {risk}, {format_gain(remedy.cost)} time"
     return f"  {'fits' if remedy.fits else 'not enough':<14} {remedy.name}: {remedy.change} ({figures})"
-
-
-def memory_message(planned: PlannedLayout) -> str:
-    """Return the memory that a layout needs, and that of a GPU."""
-    return f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
 
 
 def study_diagnosis(preset: CompletePreset, command: str, study: Study) -> list[str]:

@@ -14,7 +14,7 @@ from zenith_tune.layouts.pipeline import is_even, layers_per_chunk
 from zenith_tune.layouts.rules import broken_rules
 from zenith_tune.layouts.search_space import SearchSpace, limits_of
 from zenith_tune.planner.plan import NearMiss, Obstacle, PlannedLayout, changes
-from zenith_tune.units import GIB, format_bytes, format_gain, format_seconds
+from zenith_tune.units import format_bytes, format_gain, format_seconds
 
 SIZES = ("tp", "pp", "cp", "ep", "etp")
 
@@ -111,10 +111,9 @@ def batch_misses(misses: list[PlannedLayout], best: PlannedLayout | None, global
 
 def memory_reason(miss: PlannedLayout) -> str:
     """Return by how much a layout exceeds a GPU's memory, and its speed with enough."""
-    sizes = f"{miss.memory_bytes / GIB:.1f} of {format_bytes(miss.capacity_bytes)}"
     fits_barely = miss.headroom_bytes >= 0
     what = f"{miss.oom_probability:.0%} likely to run out of memory" if fits_barely else "does not fit"
-    return f"{what} ({sizes}); {format_seconds(miss.roomy_s)} per step with enough memory"
+    return f"{what} ({miss.memory}); {format_seconds(miss.roomy_s)} per step with enough memory"
 
 
 def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -> str:

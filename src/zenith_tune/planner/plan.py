@@ -107,8 +107,12 @@ class PlannedLayout:
     def figures(self) -> str:
         """Speed, memory and risk, in half a line."""
         speed = f"{format_seconds(self.step_s)} a step, {self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
-        memory = f"{self.memory_bytes / GIB:.1f} of {format_bytes(self.capacity_bytes)}"
-        return f"{speed}, MFU {self.mfu:.1%}, {memory}, {self.oom_probability:.0%} OOM"
+        return f"{speed}, MFU {self.mfu:.1%}, {self.memory}, {self.oom_probability:.0%} OOM"
+
+    @property
+    def memory(self) -> str:
+        """The memory that it needs, and that of a GPU."""
+        return f"{self.memory_bytes / GIB:.1f} of {format_bytes(self.capacity_bytes)}"
 
     @property
     def name(self) -> str:

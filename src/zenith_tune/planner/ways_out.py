@@ -11,7 +11,7 @@ from zenith_tune.planner.limits import RISK
 from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.planner.training_way import HOST_BYTES, LORA_RANK, TrainingWay
-from zenith_tune.units import GIB, format_bytes
+from zenith_tune.units import format_bytes
 
 SHARDED = "fsdp"
 TITLE = "other ways, sharded over all GPUs as FSDP and ZeRO-3 do, with micro-batches of one sample:"
@@ -46,10 +46,9 @@ class WayOut:
     @property
     def line(self) -> str:
         planned = self.planned
-        memory = f"{planned.memory_bytes / GIB:.1f} of {format_bytes(planned.capacity_bytes)}"
         again = ", recomputed" if planned.layout.recompute != "none" else ""
         host = f", {format_bytes(self.host_bytes)} of host memory" if self.host_bytes else ""
-        figures = f"{memory}, {planned.oom_probability:.0%} OOM{again}{host}"
+        figures = f"{planned.memory}, {planned.oom_probability:.0%} OOM{again}{host}"
         return f"{'fits' if self.fits else 'not enough':<14} {self.name}: {figures} ({self.how}; plan {self.options})"
 
 

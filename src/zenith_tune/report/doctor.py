@@ -10,7 +10,7 @@ from dataclasses import fields
 from zenith_tune.calibrate.published_runs import PublishedRun, ReferenceRun
 from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.doctor.diagnosed_run import Measured, UnplannedRun
-from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines, memory_message
+from zenith_tune.doctor.diagnosis import Diagnosis, cause_lines, diagnosis_lines
 from zenith_tune.doctor.diagnosis_input import Advice, DiagnosisInput, Remedy
 from zenith_tune.doctor.published_gap import NotCompared, OwnRun, SpeedGap
 from zenith_tune.layouts.layout import layout_name
@@ -93,7 +93,7 @@ def diagnosis_html(found: Diagnosis | UnplannedRun, what: str, further: Iterable
 def _advice_cells(run: DiagnosisInput, advice: Advice) -> list[str]:
     planned = advice.planned
     step = f"{format_seconds(run.likely_s(run.planned))} → {format_seconds(run.likely_s(planned))}"
-    figures = [format_gain(advice.gain), step, memory_message(planned), f"{planned.oom_probability:.0%}"]
+    figures = [format_gain(advice.gain), step, planned.memory, f"{planned.oom_probability:.0%}"]
     change = f"{advice.change}, written by: {advice.command}" if advice.command else advice.change
     return [advice.finding, change, *figures, advice.caution]
 
@@ -123,7 +123,7 @@ def _measured_object(measured: Measured) -> Json:
 def _figures(run: DiagnosisInput) -> str:
     planned, measured = run.planned, run.measured
     shown = planned if run.trains else planned.with_room()
-    figures = [f"planned {format_seconds(shown.step_s)} a step ({shown.bound}), {memory_message(planned)}"]
+    figures = [f"planned {format_seconds(shown.step_s)} a step ({shown.bound}), {planned.memory}"]
     if measured.step_s is not None:
         off = format_gain(measured.step_s / run.step_s(planned) - 1)
         figures.append(f"measured {format_seconds(measured.step_s)} ({off} against the plan)")
