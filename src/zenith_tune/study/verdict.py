@@ -116,7 +116,7 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
     if gain <= 0 or study.fastest is base:
         half = study.gain_half_width or 0.0
         low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
-        if (noisy := _too_noisy(study, 1 + gain, low, high)) is not None:
+        if study.num_pairs > 1 and (noisy := _too_noisy(study, 1 + gain, low, high)) is not None:
             return Verdict(sentence=noisy, speedup=1.0)
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within

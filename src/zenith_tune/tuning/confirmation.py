@@ -158,6 +158,8 @@ class Confirmation:
         gain = self._gain(again, over=first) if first is not None and again is not None and again is not first else None
         if first is None or again is None or gain is None or abs(gain) <= MIN_DIFFERENCE:
             return None
+        if study.noisy_ratio is not None and study.num_pairs > 1:  # which the verdict says
+            return None
         at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
         was = f"your own command measured {at_first} at first and {at_end} at the end"
         which = "the gain is over neighbouring runs of it, and those of rows printed before over the first"

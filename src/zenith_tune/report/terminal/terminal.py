@@ -147,7 +147,8 @@ class TerminalReporter(ConsoleReporter):
             lines.append(_named("memory", f"{verdict.memory_share:.0%} of a GPU is used; {less}"))
         if (lost := _why_lost(study)) is not None:
             lines.append(f"note: {lost}")
-        if study.best is not None and study.fastest is not study.baseline and end.best_command_path.exists():
+        is_gain = study.best is not None and study.fastest is not study.baseline and not study.is_within_noise
+        if is_gain and end.best_command_path.exists():
             lines.append(_named("run", f"bash {_near(end.best_command_path)}"))
             if end.best_diff_path is not None and end.best_diff_path.exists():
                 script = end.best_diff_path.read_text().partition("\n")[0].removeprefix("--- ")
