@@ -16,13 +16,15 @@ from tests.mimo.comparison import Steps, compared_steps, make_trainer, relative_
 from tests.mimo.forked_world import run_world
 from tests.mimo.reference import one_process, samples_of_step
 from tests.mimo.small_models import CHECKPOINT_LAYOUTS, LAYOUTS, VISION_LANGUAGE
-from zenith_mimo.checkpoint import MOMENTS, load_checkpoint, save_checkpoint
+from zenith_mimo.checkpoint import load_checkpoint, save_checkpoint
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_mimo.trainer import Trainer
 from zenith_tune.errors import UsageError
 
 DTYPE = torch.float64
 SAVED_AFTER = 2
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def folder_of(root: Path, name: str) -> Path:

@@ -24,5 +24,7 @@ def test_when_a_rank_is_lost_in_a_step_the_others_say_so_and_end(run_program: Ru
     assert not found["has_children"]
     errors = (tmp_path / "stderr").read_text()
     assert "Traceback" not in errors
-    line = r"error: rank (\d) .*iteration 2\b"
+    # Whether it was killed or stopped, the survivors name the rank that is lost, and the launcher the first to end.
+    line = r"error: rank (\d) lost rank 2 in iteration 2\b"
     assert sorted(re.findall(line, errors)) == sorted("013" * len(found["worlds"]))
+    assert errors.count("error: rank 2 failed first: killed by SIGKILL") == 2

@@ -69,6 +69,10 @@ class _BridgeEnd:
     def _is_leader(self) -> bool:
         return self._role.tp_rank == 0
 
+    def forget(self) -> None:
+        """Expect no gradients of what was sent forward."""
+        self._rows.clear()
+
     def _send(self, channel: Channel, rows: Tensor, sizes: list[int]) -> None:
         """Send every partner its rows, from the leader."""
         if self._is_leader:
@@ -201,6 +205,12 @@ class StageLinks:
         for name, sink in self._sinks.items():
             if self._wanted[name]:
                 sink.send_backward(grad_of(inputs[name]))
+
+    def forget(self) -> None:
+        """Expect no gradients of what was sent forward."""
+        self._sent.clear()
+        for end in (*self._sinks.values(), *([self._source] if self._source else [])):
+            end.forget()
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""

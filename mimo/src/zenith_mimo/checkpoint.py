@@ -202,7 +202,6 @@ def _decode(data: bytes) -> Any:
     return json.loads(data) if data[:1] == b"{" else torch.load(io.BytesIO(data), weights_only=True)
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 TRAINER = "trainer"
 MODEL, RANDOM = "model/", "random/"
 STAMP = "save/"
@@ -347,9 +346,8 @@ def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -
             )
     for piece in optimizer.pieces:
         is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter.shard, role)
-        state = optimizer.state_of(piece)
         # Weights in the precision in which they are updated, so that a run of another precision can go on from them.
-        for kind, tensor in {"model": piece.weight, **{moment: state[moment] for moment in MOMENTS}}.items():
+        for kind, tensor in {"model": piece.weight, **optimizer.moments_of(piece)}.items():
             entry = TensorEntry(tensor=tensor, shard=piece.shard, is_written_here=is_written)
             yield f"{kind}/{module}/{piece.name}", entry
 

@@ -92,6 +92,9 @@ def _wait(pids: list[int], grace_s: float) -> list[int]:
                 done, status = os.waitpid(pid, os.WNOHANG)
                 if done:
                     codes[pid] = os.waitstatus_to_exitcode(status)
+                    if codes[pid] and list(codes.values()).count(0) == len(codes) - 1:
+                        sys.stderr.write(f"error: rank {pids.index(pid)} failed first: {_how(codes[pid])}.\n")
+                        sys.stderr.flush()
         if any(codes.values()) and deadline == float("inf"):
             deadline = time.monotonic() + grace_s
         time.sleep(0.01)
@@ -100,6 +103,10 @@ def _wait(pids: list[int], grace_s: float) -> list[int]:
             _kill(pid)
             codes[pid] = -signal.SIGKILL
     return [codes[pid] for pid in pids]
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _kill(pid: int) -> None:

@@ -22,6 +22,7 @@ from zenith_tune.errors import UsageError
 
 _LARGEST = 1e30
 """Products with more than that leave single precision."""
+_PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +52,12 @@ class OptimizerConfig:
                 raise UsageError(f"{name} must be 0 to {_LARGEST:g}, but got {value:g}: correct it.")
 
 
-SETTINGS = ("lr", "weight_decay", "betas", "eps")
 COPIES, SCHEDULE = "full_precision", "schedule"
 """Entries of a module's state: weights that are more precise than the model's, and its learning-rate schedule."""
 MakeSchedule = Callable[[str, Optimizer], LRScheduler]
 """Makes one of torch's learning-rate schedules for the module of that name."""
+MakeOptimizer = Callable[[str, list[dict[str, Any]]], Optimizer]
+"""Makes one of torch's optimizers for the module of that name, of parameter groups that have their weight decay."""
 
 
 class OwnedPiece:
@@ -88,7 +90,7 @@ class OwnedPiece:
 
 
 class ModuleOptimizer:
-    """The AdamW of one module's trained parameters on this rank; frozen ones are left as they are."""
+    """The optimizer of one module's trained parameters on this rank; frozen ones are left as they are."""
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class ModuleOptimizer:
         config: OptimizerConfig,
         device: str,
         make_schedule: MakeSchedule | None = None,
+        make_optimizer: MakeOptimizer | None = None,
     ) -> None:
         self._role, self._config, self._device = role, config, device
         self.is_sharded = config.use_distributed_optimizer and role.layout.dp > 1
@@ -119,7 +122,11 @@ class ModuleOptimizer:
             {"params": [p.weight for p in self.pieces if p.weight.dim() > 1], "weight_decay": config.weight_decay},
             {"params": [p.weight for p in self.pieces if p.weight.dim() == 1], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+        self.optimizer: Optimizer = (
+            torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+            if make_optimizer is None
+            else make_optimizer(role.name, groups)
+        )
         self.schedule = None if make_schedule is None else make_schedule(role.name, self.optimizer)
 
     def _spans_of(self, owner: int) -> list[tuple[str, tuple[int, int]]]:
@@ -200,29 +207,68 @@ class ModuleOptimizer:
         self.optimizer.zero_grad()
         self.gradients.clear()
 
-    def state_of(self, piece: OwnedPiece) -> dict[str, Tensor]:
+    def state_of(self, piece: OwnedPiece) -> dict[str, Any]:
         """Return the optimizer's state of a piece, which before the first step is all zeros."""
-        state: dict[str, Tensor] = self.optimizer.state[piece.weight]
-        if not state:
-            zeros = torch.zeros_like(piece.weight, requires_grad=False)
-            state.update(step=torch.tensor(0.0), exp_avg=zeros, exp_avg_sq=zeros.clone())
+        if piece.weight not in self.optimizer.state:
+            self._make_state()
+        state: dict[str, Any] = self.optimizer.state[piece.weight]
         return state
+
+    def moments_of(self, piece: OwnedPiece) -> dict[str, Tensor]:
+        """Return the state of a piece that has a number for each of its own."""
+        state = {name: value for name, value in self.state_of(piece).items() if isinstance(value, Tensor)}
+        found = {name: value for name, value in state.items() if value.shape == piece.weight.shape}
+        other = sorted(name for name in state.keys() - found.keys() if state[name].dim())
+        if other:
+            kind = type(self.optimizer).__name__
+            problem = (
+                f"an optimizer must keep one number for each weight, but {kind} keeps {', '.join(other)} otherwise"
+            )
+            raise UsageError(problem, hint="take another optimizer for what is split or saved.")
+        return found
+
+    def _make_state(self) -> None:
+        """Have the optimizer make its state by a step that changes nothing."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        grads = [piece.weight.grad for piece in self.pieces]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        for piece in self.pieces:
+            piece.weight.grad = torch.zeros_like(piece.weight, requires_grad=False)
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for piece, grad in zip(self.pieces, grads, strict=True):
+            piece.weight.grad = grad
+            if isinstance(step := self.optimizer.state[piece.weight].get("step"), Tensor):
+                step.fill_(0)
 
     def settings(self) -> dict[str, Any]:
         """Return the number of steps done and the settings of each parameter group, as plain values."""
-        groups = [{name: group[name] for name in SETTINGS} for group in self.optimizer.param_groups]
-        num_steps = max((int(self.state_of(piece)["step"]) for piece in self.pieces), default=0)
-        return {"step": num_steps, "groups": groups, SCHEDULE: self._schedule_state()}
+        groups = [
+            {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
+            for group in self.optimizer.param_groups
+        ]
+        scalars = {name: float(value) for piece in self.pieces[:1] for name, value in self._scalars_of(piece).items()}
+        num_steps = int(scalars.get("step", 0))
+        return {"step": num_steps, "scalars": scalars, "groups": groups, SCHEDULE: self._schedule_state()}
+
+    def _scalars_of(self, piece: OwnedPiece) -> dict[str, Tensor]:
+        """Return the state of a piece that is the same for all of them: its steps, and what follows from them."""
+        state = self.state_of(piece).items()
+        return {name: value for name, value in state if isinstance(value, Tensor) and not value.dim()}
 
     def _schedule_state(self) -> dict[str, Any] | None:
         return None if self.schedule is None else self.schedule.state_dict()
 
     def take_settings(self, value: dict[str, Any]) -> None:
         """Take over what `settings` returned."""
+        saved_scalars = {"step": value["step"], **value.get("scalars", {})}
         for piece in self.pieces:
-            self.state_of(piece)["step"].fill_(value["step"])
+            for name, scalar in self._scalars_of(piece).items():
+                scalar.fill_(saved_scalars.get(name, 0.0))
         for group, saved in zip(self.optimizer.param_groups, value["groups"], strict=True):
-            group.update({**saved, "betas": tuple(saved["betas"])})
+            group.update({name: tuple(one) if isinstance(one, list) else one for name, one in saved.items()})
         self._take_schedule(value.get(SCHEDULE))
 
     def _take_schedule(self, state: dict[str, Any] | None) -> None:
@@ -360,11 +406,16 @@ class MimoOptimizer:
 
 
 def get_mimo_optimizer(
-    model: MimoModel, config: OptimizerConfig, schedule: MakeSchedule | None = None
+    model: MimoModel,
+    config: OptimizerConfig,
+    schedule: MakeSchedule | None = None,
+    *,
+    optimizer: MakeOptimizer | None = None,
 ) -> MimoOptimizer:
     """Return the optimizer of a model, with one part for each module on this rank.
 
-    A schedule, `lambda module, optimizer: CosineAnnealingLR(optimizer, 1000)`, moves on with each update.
+    A schedule, `lambda module, optimizer: CosineAnnealingLR(optimizer, 1000)`, moves on with each update. Another
+    optimizer than AdamW, `lambda module, groups: SGD(groups, lr=0.1, momentum=0.9)`, treats each number by itself.
     """
     if config.num_distributed_optimizer_instances != 1:
         raise UsageError(
@@ -375,7 +426,9 @@ def get_mimo_optimizer(
     for name, grid in model.topology.grids.items():
         role = model.topology.roles.get(name)
         infos[name] = ModuleOptimizerInfo(
-            optimizer=ModuleOptimizer(model.parts[name], role, config, model.device, schedule) if role else None,
+            optimizer=ModuleOptimizer(model.parts[name], role, config, model.device, schedule, optimizer)
+            if role
+            else None,
             grid=grid,
             pg_collection=role.groups if role else None,
             is_active=role is not None,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
 from zenith_mimo.grid import HyperCommGrid
 from zenith_tune.errors import UsageError, ZenithTuneError
@@ -68,6 +73,7 @@ class Topology:
         if layout.world_size != world_size:
             raise UsageError(f"the layout needs {layout.world_size} ranks, but {world_size} were started.")
         self.layout, self.backend, self.timeout = layout, backend, timeout
+        _announce()
         self.rank: int = dist.get_rank()
         self.grids: dict[str, HyperCommGrid] = {}
         self.roles: dict[str, ModuleRole] = {}
@@ -117,10 +123,57 @@ def peers_expected(what: str) -> Iterator[None]:
     except (RuntimeError, dist.DistError) as error:
         if not isinstance(error, dist.DistError) and not any(word in str(error) for word in _GLOO_WORDS):
             raise
-        rank = dist.get_rank() if dist.is_initialized() else "?"
-        raise LostPeerError(
-            f"rank {rank} lost another rank in {what} ({_reason(error)}): look for the first rank that failed."
-        ) from error
+        if not dist.is_initialized():
+            raise
+        found = _dead_ranks()
+        ranks = f"{'rank' if len(found) == 1 else 'ranks'} {', '.join(map(str, found))}" if found else "another rank"
+        hint = f"look for why {ranks} failed" if found else "look for the first rank that failed"
+        raise LostPeerError(f"rank {dist.get_rank()} lost {ranks} in {what} ({_reason(error)}): {hint}.") from error
+
+
+_RANK, _DEAD = "zenith_mimo/rank", "zenith_mimo/dead"
+"""Keys of the world's store: where the process of a rank is, and which ranks were found dead."""
+_DEAD_STATES = "ZXT"
+"""States of a process that takes part no more: ended, or stopped."""
+WAIT_FOR_WORD_S = 2.0
+"""How long a rank waits to hear from another host which rank died there."""
+
+
+def _announce() -> None:
+    """Say where this rank's process is."""
+    _get_default_store().set(f"{_RANK}{dist.get_rank()}", f"{socket.gethostname()} {os.getpid()}")
+
+
+def _dead_ranks() -> list[int]:
+    """Return the ranks whose processes have ended or stopped, as seen on this host or said by another one."""
+    store, deadline = _get_default_store(), time.monotonic() + WAIT_FOR_WORD_S
+    try:
+        while time.monotonic() < deadline:
+            if not store.check([_DEAD]):
+                dead = [rank for rank in range(dist.get_world_size()) if not _is_alive(store, rank)]
+                if not dead:
+                    time.sleep(0.1)
+                    continue
+                # The first word counts: ranks that have noticed end too, and would be taken for lost by the next.
+                store.compare_set(_DEAD, "", " ".join(map(str, dead)))
+            return [int(rank) for rank in store.get(_DEAD).split()]
+    except (RuntimeError, dist.DistError):
+        return []  # the store was on the host that is lost
+    return []
+
+
+def _is_alive(store: dist.Store, rank: int) -> bool:
+    """Return whether a rank takes part, as far as this host can see."""
+    if not store.check([f"{_RANK}{rank}"]):
+        return True
+    host, _, pid = store.get(f"{_RANK}{rank}").decode().rpartition(" ")
+    if host != socket.gethostname():
+        return True
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return not Path("/proc/self").exists()
+    return state not in _DEAD_STATES
 
 
 def _reason(error: Exception) -> str:

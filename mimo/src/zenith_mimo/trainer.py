@@ -57,6 +57,19 @@ class PipelineSchedule:
         self._links.flush()
         return total
 
+    def evaluate(self, read: ReadMicroBatch, num_microbatches: int) -> LossSum:
+        """Run all micro-batches forward."""
+        total = LossSum()
+        for index in range(num_microbatches):
+            batch = read(self._role.name, index)
+            output = self._forward(batch, self._links.receive_forward(batch))
+            if self._role.name == LANGUAGE and self._role.is_last_stage:
+                _loss(self._module, output, batch, total, self._role.tp_rank == 0)
+            self._links.send_forward(output, batch)
+        self._links.flush()
+        self._links.forget()
+        return total
+
     def close(self) -> None:
         """Have nothing of its own to give back."""
 
@@ -109,18 +122,28 @@ class ColocatedSchedule:
         self, read: ReadMicroBatch, num_microbatches: int, *, loss_scale: float, before_last: Callable[[], None]
     ) -> LossSum:
         """Run all micro-batches of a step forward and backward, adding up the gradients."""
-        total, language = LossSum(), self._model.parts[LANGUAGE]
+        total = LossSum()
         for index in range(num_microbatches):
-            batch = read(LANGUAGE, index)
-            rows = {name: self._carry(name, read(name, index), batch) for name in self._bridges}
-            side = _side(batch, LANGUAGE, self._model.device)
-            hidden = call(language.blocks, call(language.embed, batch.tokens, rows, side=side), side=side)
-            loss = _loss(language, hidden, batch, total, self._counts) * loss_scale
+            loss = self._forward(read, index, total) * loss_scale
             if index == num_microbatches - 1:
                 before_last()
             if loss.requires_grad:
                 loss.backward()
         return total
+
+    def evaluate(self, read: ReadMicroBatch, num_microbatches: int) -> LossSum:
+        """Run all micro-batches forward."""
+        total = LossSum()
+        for index in range(num_microbatches):
+            self._forward(read, index, total)
+        return total
+
+    def _forward(self, read: ReadMicroBatch, index: int, total: LossSum) -> Tensor:
+        language, batch = self._model.parts[LANGUAGE], read(LANGUAGE, index)
+        rows = {name: self._carry(name, read(name, index), batch) for name in self._bridges}
+        side = _side(batch, LANGUAGE, self._model.device)
+        hidden = call(language.blocks, call(language.embed, batch.tokens, rows, side=side), side=side)
+        return _loss(language, hidden, batch, total, self._counts)
 
     def close(self) -> None:
         """Give the bridges' groups back."""
@@ -193,7 +216,7 @@ class Trainer:
         self.model, self.optimizer = model, optimizer
         with peers_expected("making the trainer"):
             self._schedule = make_schedule(model)
-        self.global_batch_size = global_batch_size
+        self.micro_batch_size, self.global_batch_size = micro_batch_size, global_batch_size
         self.iteration = 0
         self.consumed_samples = 0
         """Where the data continues."""
@@ -222,20 +245,11 @@ class Trainer:
         self.optimizer.zero_grad()
         gradients = [optimizer.gradients for optimizer in self.optimizer.active.values()]
 
-        def read(name: str, index: int) -> MicroBatch:
-            role = self.model.topology.roles[name]
-            encoder = name if name != LANGUAGE and role.is_first_stage else None
-            sizes = {"num_microbatches": self._num_microbatches, "global_batch_size": self.global_batch_size}
-            samples = lane_samples(batch, encoder, index=index, lane=role.dp_rank, dp=role.layout.dp, **sizes)
-            microbatch = collate(samples)
-            if name == LANGUAGE:
-                check_tokens(microbatch, self.model.parts[LANGUAGE].vocab_size)
-            return microbatch
-
         def before_last() -> None:
             for one in gradients:
                 one.begin_last_backward()
 
+        read = self._reading(batch, self._num_microbatches, self.global_batch_size)
         here = self._schedule.run(
             read, self._num_microbatches, loss_scale=self.optimizer.get_loss_scale(), before_last=before_last
         )
@@ -243,3 +257,34 @@ class Trainer:
         for one in gradients:
             one.finish(1.0 / total.num_tokens if total.num_tokens else 1.0)
         return float(total.loss) / max(total.num_tokens, 1), total.num_tokens
+
+    def evaluate(self, batch: SampleSource) -> float:
+        """Return the loss per token of any number of samples that makes whole micro-batches, without training on them.
+
+        Every rank of the world calls it; the modules are in their evaluation mode meanwhile.
+        """
+        size, modes = len(batch), [(module, module.training) for module in self.model.modules()]
+        num = self.model.topology.layout.num_microbatches(self.micro_batch_size, size)
+        self.model.eval()
+        try:
+            with peers_expected("evaluation"), torch.no_grad():
+                total = sum_over_world(self._schedule.evaluate(self._reading(batch, num, size), num), self.model.device)
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+        return float(total.loss) / max(total.num_tokens, 1)
+
+    def _reading(self, batch: SampleSource, num_microbatches: int, size: int) -> ReadMicroBatch:
+        """Return what reads this rank's micro-batches of a batch."""
+
+        def read(name: str, index: int) -> MicroBatch:
+            role = self.model.topology.roles[name]
+            encoder = name if name != LANGUAGE and role.is_first_stage else None
+            sizes = {"num_microbatches": num_microbatches, "global_batch_size": size}
+            samples = lane_samples(batch, encoder, index=index, lane=role.dp_rank, dp=role.layout.dp, **sizes)
+            microbatch = collate(samples)
+            if name == LANGUAGE:
+                check_tokens(microbatch, self.model.parts[LANGUAGE].vocab_size)
+            return microbatch
+
+        return read
