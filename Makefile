@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Measured runs, for the tests and figures that need them; without them those are skipped.
 export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: demo test test-all coverage check docs site bench scoreboard replay leaderboard calibrations published clean
+.PHONY: demo test test-all coverage check dist docs site bench scoreboard replay leaderboard calibrations published clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -94,6 +94,12 @@ $(VENV)/.dev: $(PACKAGES)
 	$(PIP) install --no-compile -e '.[$(EXTRAS)]' $(if $(findstring engines,$(EXTRAS)),-e ./checkpoint -e ./mimo) \
 		-e './layoutbench$(if $(BENCH_EXTRAS),[$(BENCH_EXTRAS)])'
 	touch $@ $(VENV)/.base
+
+dist: $(VENV)/.base  ## build the wheel and the source of every package into build/dist, and check them as an index would
+	$(PIP) install build twine
+	rm -rf build/dist
+	for package in . layoutbench checkpoint mimo; do $(BIN)/python -m build --outdir build/dist $$package || exit 1; done
+	$(BIN)/twine check --strict build/dist/*
 
 clean:
 	rm -rf $(VENV) zenithtune-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

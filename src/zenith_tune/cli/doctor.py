@@ -53,6 +53,8 @@ class _BeforeCommand(click.Command):
 @click.option("--against", metavar="published|STUDY|LOG",
               help="Also say why it is slower than another run, cause by cause: the nearest published one, or one of "
               "yours.")  # fmt: skip
+@click.option("--self", "of_installation", is_flag=True,
+              help="Print what is installed here and what is missing, for bug reports.")  # fmt: skip
 @study_place
 @json_option
 @debug_option
@@ -71,9 +73,15 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     zenithtune doctor --cluster h100x64 -- bash train.sh
     zenithtune doctor train.log --against published
     zenithtune doctor today.log --against yesterday.log
+    zenithtune doctor --self
 
     Exit code: 0 the run trains, 1 it failed, is kept waiting or fits nowhere, 2 a mistake in the command line.
     """
+    if options["of_installation"]:
+        from zenith_tune.doctor.installation import installation_lines
+
+        click.echo("\n".join(installation_lines()))
+        return 0
     from zenith_tune.api.diagnose import diagnose
     from zenith_tune.shell import ParsedCommand
 
