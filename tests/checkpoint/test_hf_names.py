@@ -109,6 +109,7 @@ def test_weights_that_no_rule_knows_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_gpt2_as_it_is_published_has_names_in_both_directions(tmp_path: Path) -> None:
     torch = need_torch()
     need_module("checkpoint", "transformers")

@@ -169,7 +169,7 @@ def target(tp: int, pp: int, kind: Format | None = None) -> Target:
     return Target(tp=tp, pp=pp, vocab_divisor=1, format=kind, with_optimizer=True)
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("num_groups", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("before", "after"), [((1, 1), (2, 2)), ((2, 2), (1, 1)), ((4, 1), (2, 4))])
 def test_three_further_steps_in_another_layout_are_those_without_a_change(
     tmp_path: Path, before: tuple[int, int], after: tuple[int, int], num_groups: int

@@ -64,6 +64,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, command: str, name: str,
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.slow
 def test_a_killed_merge_leaves_no_half_file_and_the_old_one_in_place(tmp_path: Path) -> None:
     source, output = write_large(tmp_path / "old", 2, LARGE_MIB), tmp_path / "one.safetensors"
     output.write_bytes(b"the old one")

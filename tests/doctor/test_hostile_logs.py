@@ -70,6 +70,7 @@ def test_a_peak_that_the_gpu_could_not_hold_is_of_another_gpu(doctor: Run, tmp_p
     assert as_json(doctor(path, "--cluster", "h200x8", "--json", *COMMAND))["measured"]["peak_memory_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_line_without_end_takes_seconds(doctor: Run, tmp_path: Path) -> None:
     for line in ("x", "elapsed time per iteration (ms): ", "  seq_length ....", "\x1b[", "\x1b]0;"):
         path = saved(tmp_path, line * (2**24 // len(line)) + "\n" + STEPS)

@@ -32,7 +32,10 @@ def num_steady(step_s: float, noise: float, seed: int, stakes: Stakes = STEADY) 
     return 200 if ended is None else ended[0] - 2
 
 
-@pytest.mark.parametrize("objective", ["throughput", "step_time", "samples_per_s"])
+SLOW_OBJECTIVES = [pytest.param(each, marks=pytest.mark.slow) for each in ("throughput", "samples_per_s")]
+
+
+@pytest.mark.parametrize("objective", ["step_time", *SLOW_OBJECTIVES])
 def test_a_measured_run_ends_with_the_value_of_the_whole_run_in_its_interval(objective: str) -> None:
     log = (measured_data() / "logs" / "megatron_steady60.log").read_text()
     evaluator = MegatronEvaluator(objective)
@@ -128,6 +131,7 @@ def test_a_trial_twice_as_slow_as_the_best_is_behind(objective: str) -> None:
     assert max(end[0] - 1 for end in ended if end is not None) <= 3
 
 
+@pytest.mark.slow
 def test_a_trial_as_good_as_the_best_is_hardly_ever_called_behind() -> None:
     stakes = replace(STEADY, best=run_of(0.4, 0.001))
     ended = [first_reason(log_of(noisy(lambda _: 0.4, 100, 0.05, seed)), stakes=stakes) for seed in range(40)]

@@ -41,6 +41,7 @@ def records(path: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_every_trial_is_a_run_with_its_parameters_and_measurements(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_the_settings_of_hooks_identify_a_trial_and_their_code_does_not() -> Non
     )
 
 
+@pytest.mark.slow
 def test_a_trial_times_the_stages_of_its_start_and_the_best_command_does_not(tmp_path: Path) -> None:
     need_module("engines", "torch")
     script = tmp_path / "train.py"

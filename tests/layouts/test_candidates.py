@@ -89,6 +89,7 @@ def test_no_candidate_breaks_a_rule(model: ModelSpec, space: str, num_gpus: int,
     assert num_layouts > 0
 
 
+@pytest.mark.slow
 def test_the_default_space_is_part_of_the_widest() -> None:
     wide = set(layouts(Candidates(SMALL_EXPERTS, job(seq_len=96), 12, 12, SearchSpace.named("all"))))
     narrow = layouts(Candidates(SMALL_EXPERTS, job(seq_len=96), 12, 12))

@@ -162,6 +162,7 @@ def test_a_study_of_the_megatron_back_end_plans_what_it_can_train() -> None:
     assert all(4 % one.encoder.pp == 0 and 6 % one.language.pp == 0 for one in [*uneven, *even])
 
 
+@pytest.mark.slow
 def test_the_example_refuses_the_back_end_without_a_gpu(start: Callable[..., Any]) -> None:
     done = start("examples/mimo_train.py", "--backend", "megatron", "--images", "1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr

@@ -145,6 +145,7 @@ def looks_cpu_s(root: Path, num_trials: int) -> tuple[float, float]:
     return times_s[0], min(times_s[1:])
 
 
+@pytest.mark.slow
 def test_a_first_look_grows_no_faster_than_the_study_and_a_later_one_is_cheaper(tmp_path: Path) -> None:
     looks_cpu_s(tmp_path / "warm-up", 10)
     few_s, _ = looks_cpu_s(tmp_path / "few", 100)

@@ -387,7 +387,7 @@ def test_a_number_of_trials_that_ends_the_phase_names_what_was_not_tried(tmp_pat
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["gpu_hours", "max_hours"])
+@pytest.mark.parametrize("kind", ["gpu_hours", pytest.param("max_hours", marks=pytest.mark.slow)])
 def test_hours_that_end_inside_the_phase_leave_the_best_so_far(tmp_path: Path, kind: str) -> None:
     class Slow(WithLevers):
         def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:

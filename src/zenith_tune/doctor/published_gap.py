@@ -94,7 +94,9 @@ def published_gap(
     apart = differences(mine, other)
     if sum(apart.values()) > LIMIT:
         most = sorted(apart, key=lambda name: -apart[name])[:2]
-        return NotCompared(reason=f"no published run is near enough; the nearest is {' and '.join(most)}", nearest=other)
+        return NotCompared(
+            reason=f"no published run is near enough; the nearest is {' and '.join(most)}", nearest=other
+        )
     # A plan assumes that gradients are reduced behind the backward pass.
     shares = _shares(run, data_overlap=0.0)
     known = sorted((each for each in levers if not each.is_assumed), key=lambda each: -each.predicted_gain(shares))

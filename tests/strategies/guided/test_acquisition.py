@@ -65,6 +65,7 @@ def test_it_stops_once_no_trial_saves_what_it_costs() -> None:
     assert outlook is not None and outlook.saved_s <= outlook.cost_s
 
 
+@pytest.mark.slow
 def test_a_longer_training_is_worth_more_trials() -> None:
     tried = [len(play(world, training=Training(hours=hours))[0]) for hours in (0.1, 8, 1000) for world in WORLDS]
     hour, night, weeks = (sum(tried[i : i + len(WORLDS)]) for i in (0, len(WORLDS), 2 * len(WORLDS)))
