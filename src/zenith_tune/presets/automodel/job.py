@@ -10,11 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes, read_number
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, HEADS, WHOLE_QUERY_GROUPS, WORLD
 from zenith_tune.presets.levers import ASSUMED
 from zenith_tune.presets.shared.config_job import MBS, ConfigJob, ConfigLever
+from zenith_tune.presets.shared.subject import job_model
 from zenith_tune.study.parameters import Value
 
 MICRO_BATCH, GLOBAL_BATCH = "step_scheduler.local_batch_size", "step_scheduler.global_batch_size"
@@ -40,6 +42,15 @@ class AutomodelJob(ConfigJob):
     @property
     def global_batch(self) -> int:
         return self.count(GLOBAL_BATCH)
+
+    @property
+    def seq_len(self) -> int | None:
+        packed = self.values.get(PACKED)
+        return packed if type(packed) is int and packed > 0 else None
+
+    def model(self) -> ModelSpec:
+        named = self.values.get(MODEL)
+        return job_model(named if isinstance(named, str) else None)
 
     @property
     def strategy(self) -> str:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from zenith_tune.describe.job_spec import PlanSubject
-from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
 from zenith_tune.presets.automodel.command import find_recipe
@@ -17,8 +16,6 @@ from zenith_tune.presets.automodel.job import (
     GLOBAL_BATCH,
     LEVERS,
     MICRO_BATCH,
-    MODEL,
-    PACKED,
     PP,
     RULES,
     AutomodelJob,
@@ -27,7 +24,6 @@ from zenith_tune.presets.automodel.job import (
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
 from zenith_tune.presets.shared.launched_gpus import job_gpus, started_gpus
-from zenith_tune.presets.shared.subject import job_model
 from zenith_tune.presets.shared.training_files import flat, read_yaml
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
@@ -68,15 +64,6 @@ class AutomodelPreset(ConfigPreset[AutomodelJob]):
             problem = f"{self.title} tunes jobs without pipeline and expert parallelism"
             raise UsageError(f"{problem}, but pp is {job.count(PP)} and ep {job.count(EP)}", hint="use --space")
         return job
-
-    def _read_model(self) -> ModelSpec:
-        named = self._given.model or self._space.job.values.get(MODEL)
-        return job_model(named if isinstance(named, str) else None)
-
-    @property
-    def _seq_len(self) -> int | None:
-        packed = self._space.job.values.get(PACKED)
-        return self._given.seq or (packed if type(packed) is int and packed > 0 else None)
 
     def _in_trials(self) -> dict[str, Any]:
         trackers = ("wandb",) if any(key.startswith("wandb.") for key in self._space.job.values) else ()

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
 from zenith_tune.presets.base import PresetRegistry
@@ -71,9 +70,6 @@ class MMEnginePreset(ConfigPreset[MMEngineJob]):
 
     def own_point(self, command: str) -> Params | None:
         return super().own_point(command) if self._space.job.is_known else None
-
-    def _read_model(self) -> ModelSpec:
-        raise UsageError(f"layouts of {self.title} are not planned")
 
     def _in_trials(self) -> dict[str, Any]:
         return IN_TRIALS

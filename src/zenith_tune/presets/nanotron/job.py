@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zenith_tune.describe.config_spec import model_spec_from_config
+from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, read_number
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, HEADS, WHOLE_QUERY_GROUPS, WORLD, rule_of
@@ -27,6 +30,7 @@ MICRO_BATCH, ACCUMULATION = "tokens.micro_batch_size", "tokens.batch_accumulatio
 SEQ_LEN = "tokens.sequence_length"
 ZERO = "optimizer.zero_stage"
 FUSED_ADAM = "optimizer.optimizer_factory.torch_adam_is_fused"
+FAMILIES = ("llama", "qwen2")
 MOST_TP = 8
 
 
@@ -41,6 +45,18 @@ class NanotronJob(ConfigJob):
     @property
     def global_batch(self) -> int:
         return self.micro_batch * self.count(ACCUMULATION) * self.count(DP)
+
+    @property
+    def seq_len(self) -> int | None:
+        return self.count(SEQ_LEN)
+
+    def model(self) -> ModelSpec:
+        front = "model.model_config."
+        config = {key.removeprefix(front): value for key, value in self.values.items() if key.startswith(front)}
+        family = next((name for name in FAMILIES if config.get(f"is_{name}_config") is True), None)
+        if family is None:
+            raise UsageError("the model is known where it is a Llama or Qwen2", hint="give --model NAME")
+        return model_spec_from_config({"model_type": family, **config}, "model.model_config")
 
     @property
     def splits_sequence(self) -> bool:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from zenith_tune.describe.config_spec import model_spec_from_config
-from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
 from zenith_tune.presets.base import PresetRegistry
@@ -21,7 +19,6 @@ from zenith_tune.presets.nanotron.job import (
     LEVERS,
     PP,
     RULES,
-    SEQ_LEN,
     TP,
     NanotronJob,
     read_steps,
@@ -30,7 +27,6 @@ from zenith_tune.presets.nanotron.job import (
 from zenith_tune.presets.shared.config_file import ConfigFile
 from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
 from zenith_tune.presets.shared.launched_gpus import started_gpus
-from zenith_tune.presets.shared.subject import job_model
 from zenith_tune.presets.shared.training_files import flat, yaml_text
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.parameters import Value
@@ -66,21 +62,6 @@ class NanotronPreset(ConfigPreset[NanotronJob]):
             shown = " * ".join(f"{key.rpartition('.')[2]} {size}" for key, size in sizes.items())
             raise UsageError(f"{shown} = {own} GPUs, but the command starts {num_gpus}", hint="change one of them")
         return replace(job, num_gpus=num_gpus)
-
-    def _read_model(self) -> ModelSpec:
-        if self._given.model:
-            return job_model(self._given.model)
-        front = "model.model_config."
-        values = self._space.job.values
-        config = {key.removeprefix(front): value for key, value in values.items() if key.startswith(front)}
-        if config.get("is_llama_config") is not True and config.get("is_qwen2_config") is not True:
-            raise UsageError("the model is known where it is a Llama or Qwen2", hint="give --model NAME")
-        family = "llama" if config.get("is_llama_config") else "qwen2"
-        return model_spec_from_config({"model_type": family, **config}, self._file.path if self._file else OPTION)
-
-    @property
-    def _seq_len(self) -> int | None:
-        return self._given.seq or self._space.job.count(SEQ_LEN)
 
     def _in_trials(self) -> dict[str, Any]:
         return {
@@ -131,4 +112,6 @@ class NanotronPreset(ConfigPreset[NanotronJob]):
 
     def _read_steps(self, log: str) -> LoggedSteps:
         found, job = read_steps(log), self._space.job
-        return replace(found, sizes=JobSizes(gbs=job.global_batch, seq=self._seq_len, n_gpus=job.num_gpus))
+        return replace(
+            found, sizes=JobSizes(gbs=job.global_batch, seq=self._given.seq or job.seq_len, n_gpus=job.num_gpus)
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from zenith_tune.describe.model_spec import ModelSpec
+from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import JobFacts, LayoutRule, first_reason
 from zenith_tune.presets.arguments import DEFAULT, FrameworkArguments, chosen_axes
@@ -56,6 +57,15 @@ class ConfigJob(ABC):
     @abstractmethod
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the configuration that a point stands for."""
+
+    @property
+    def seq_len(self) -> int | None:
+        """Tokens of a sample; None where the configuration does not say it."""
+        return None
+
+    def model(self) -> ModelSpec:
+        """Return the model that it trains, or raise UsageError where it is not known."""
+        raise UsageError("the configuration does not say the model", hint="give --model NAME")
 
     @property
     def on_request(self) -> tuple[str, ...]:
@@ -126,7 +136,7 @@ def facts_of(model: ModelSpec | None, seq_len: int | None) -> JobFacts:
     return JobFacts(
         num_layers=model.num_layers,
         num_attention_heads=model.num_heads,
-        num_query_groups=model.num_kv_heads,
+        num_query_groups=model.num_heads if model.latent_attention else model.num_kv_heads,
         num_experts=model.num_experts,
         seq_len=seq_len,
     )

@@ -26,10 +26,12 @@ from zenith_tune.presets.shared.config_job import (
     ConfigSpace,
     facts_of,
 )
-from zenith_tune.presets.shared.subject import LookedUp
+from zenith_tune.presets.shared.launched_gpus import launched_resources
+from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.registry import keywords_of
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.study.parameters import Params, Value
+from zenith_tune.study.resources import Resources
 
 UNITS: Units = {
     "tokens_per_s": (TOKENS, "tokens/s/GPU"),
@@ -79,15 +81,11 @@ class ConfigPreset(FrameworkPreset[ConfigSpace[J], ConfigArguments], Generic[J])
     def __init__(self, given: ConfigArguments) -> None:
         refuse_steps(given.steps)
         super().__init__(given)
-        self._model: LookedUp[ModelSpec] = LookedUp(self._read_model)
+        self._model: LookedUp[ModelSpec] = LookedUp(lambda: job_model(given.model))
 
     @abstractmethod
     def _read_job(self, command: str) -> J:
         """Return what command and configuration say of a job."""
-
-    @abstractmethod
-    def _read_model(self) -> ModelSpec:
-        """Return the model that the job trains, or raise UsageError where it is not known."""
 
     @abstractmethod
     def _in_trials(self) -> dict[str, Any]:
@@ -105,20 +103,21 @@ class ConfigPreset(FrameworkPreset[ConfigSpace[J], ConfigArguments], Generic[J])
         """Return in one line which value did not arrive, by what a run prints of its configuration."""
         return None
 
-    @property
-    def _seq_len(self) -> int | None:
-        return self._given.seq
-
     def bind(self, command: str) -> None:
         self._bind_job(self._read_job(command))
 
     def _bind_job(self, job: J) -> None:
-        space: Any = ConfigSpace.of(job, self._given.search, self._given.mbs_max, levers=self.declared, rules=())
-        self._bind_space(space)
-        self._model = LookedUp(self._read_model)
+        named = self._given.model
+        self._model = LookedUp(lambda: job_model(named) if named else job.model())
         model = self._model.get() if self.framework else None
-        facts = facts_of(model if isinstance(model, ModelSpec) else None, self._seq_len)
-        self._bind_space(type(space)(job=job, axes=space.axes, levers=self.declared, rules=self.rules, facts=facts))
+        facts = facts_of(model if isinstance(model, ModelSpec) else None, self._given.seq or job.seq_len)
+        space: ConfigSpace[J] = ConfigSpace.of(
+            job, self._given.search, self._given.mbs_max, levers=self.declared, rules=self.rules, facts=facts
+        )
+        self._bind_space(space)
+
+    def resources(self, command: str) -> Resources:
+        return launched_resources(command, self._space.job.num_gpus)
 
     def own_point(self, command: str) -> Params | None:
         point = self._space.first_point
@@ -172,6 +171,7 @@ class ConfigPreset(FrameworkPreset[ConfigSpace[J], ConfigArguments], Generic[J])
         if not self.framework:
             raise UsageError(f"layouts of {self.title} are not planned")
         job = self._space.job
+        seq_len = self._given.seq or job.seq_len
         return self._planned_job(
-            self._model.required(), self.framework, num_gpus=job.num_gpus, seq_len=self._seq_len, precision="bf16"
+            self._model.required(), self.framework, num_gpus=job.num_gpus, seq_len=seq_len, precision="bf16"
         )

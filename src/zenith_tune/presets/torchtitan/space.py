@@ -26,6 +26,7 @@ from zenith_tune.layouts.rules import (
 from zenith_tune.presets.arguments import DEFAULT, chosen_axes
 from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.levers import set_levers
+from zenith_tune.presets.shared.config_job import facts_of
 from zenith_tune.presets.torchtitan.dialect import AC_MODE, CUDA_GRAPHS_OFF
 from zenith_tune.presets.torchtitan.job import (
     EXPERT_TENSOR,
@@ -119,7 +120,7 @@ class TitanSpace(AxisSpace):
     def of(cls, job: TitanJob, model: ModelSpec | None, search: str, mbs_max: int) -> Self:
         """Return the axes that `search` names; the others stay as they are."""
         named = chosen_axes(search, {DEFAULT: _usual(job, model), **{name: (name,) for name in AXES}})
-        facts = _facts(job, model)
+        facts = facts_of(model, job.seq_len)
         axes: dict[str, tuple[Value, ...]] = {}
         choices = _choices(job, facts, mbs_max, has_split="schedule" in search.split("+"))
         for name, (own, others) in choices.items():
@@ -238,18 +239,6 @@ def _usual(job: TitanJob, model: ModelSpec | None) -> tuple[str, ...]:
     if not job.dialect.has_experts or (model is not None and not model.num_experts):
         left_out.add("ep")
     return tuple(name for name in AXES if name not in left_out)
-
-
-def _facts(job: TitanJob, model: ModelSpec | None) -> JobFacts:
-    if model is None:
-        return JobFacts(seq_len=job.seq_len)
-    return JobFacts(
-        num_layers=model.num_layers,
-        num_attention_heads=model.num_heads,
-        num_query_groups=model.num_heads if model.latent_attention else model.num_kv_heads,
-        num_experts=model.num_experts,
-        seq_len=job.seq_len,
-    )
 
 
 def _choices(
