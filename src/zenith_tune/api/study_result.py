@@ -13,7 +13,7 @@ from zenith_tune.record.source import StudySource, find_study
 from zenith_tune.record.view import StudyView
 from zenith_tune.report.study_digest import StudyDigest, verdict_object
 from zenith_tune.report.study_markdown import best_first, trial_columns, trial_rows
-from zenith_tune.report.trial_row import TrialRow
+from zenith_tune.report.trial_row import trial_cells
 from zenith_tune.study.files import Json, write_output
 from zenith_tune.study.trial import Trial
 from zenith_tune.units import format_value
@@ -271,7 +271,7 @@ class StudyResult:
     def _repr_html_(self) -> str:
         study = self._content
         order = best_first(study)
-        rows = [TrialRow.of_digest(trial).cells(*COLUMNS) for trial in order[:MAX_ROWS]]
+        rows = [trial_cells(trial, *COLUMNS) for trial in order[:MAX_ROWS]]
         titles = [study["unit"] or "value" if name == "value and spread" else name for name in COLUMNS]
         command = f"<pre>{html.escape(self.command)}</pre>" if self.command else ""
         rest = f"<p>{len(order) - MAX_ROWS} more not shown.</p>" if len(order) > MAX_ROWS else ""

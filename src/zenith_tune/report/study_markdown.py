@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zenith_tune.report.study_comparison import describe_gain
-from zenith_tune.report.trial_row import TrialRow
+from zenith_tune.report.trial_row import trial_cells
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
 from zenith_tune.units import count, format_gain, format_range, format_value
@@ -32,7 +32,7 @@ def study_markdown(study: Json) -> str:
         *([fenced(study["best_command"])] if study["best_command"] else []),
         _table(
             ["trial", "layout", "state", study["unit"] or "value", "gain", "step", "memory"],
-            [TrialRow.of_digest(trial).cells(*COLUMNS) for trial in shown],
+            [trial_cells(trial, *COLUMNS) for trial in shown],
         ),
     ]
     if (rest := len(study["trials"]) - len(shown)) > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from zenith_tune.report.trial_row import TrialRow
+from zenith_tune.report.trial_row import trial_cells
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.units import format_bytes, format_value
@@ -86,9 +86,11 @@ def _chosen(study: Study) -> list[Trial]:
 def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     label = "your command" if trial.is_baseline else labels.get(trial.number, "")
     ended = str(trial.outcome) if trial.early is None else EARLY[_early_kind(trial.early)]
-    row = TrialRow.of_trial(trial, label, study, state=ended)
+    figures = {"name": study.name_of(trial), "label": label, "state": ended, "is_baseline": trial.is_baseline}
+    figures |= {"value": trial.value, "half_width": trial.half_width, "gain": study.gain_of(trial)}
+    figures |= {"memory_bytes": trial.peak_memory_bytes, "duration_s": trial.duration_s}
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
-    number, name, state, *rest = row.cells(*columns)
+    number, name, state, *rest = trial_cells(figures, *columns)
     mark = "* " if trial is study.fastest else ""
     return [Text(mark + number), Text(name), Text(state, style=STYLES.get(trial.outcome, "")), *map(Text, rest)]
 
