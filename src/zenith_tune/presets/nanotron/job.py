@@ -56,7 +56,7 @@ class NanotronJob(ConfigJob):
         family = next((name for name in FAMILIES if config.get(f"is_{name}_config") is True), None)
         if family is None:
             raise UsageError("the model is known where it is a Llama or Qwen2", hint="give --model NAME")
-        return model_spec_from_config({"model_type": family, **config}, "model.model_config")
+        return model_spec_from_config({"model_type": family, **config}, family)
 
     @property
     def splits_sequence(self) -> bool:
