@@ -87,7 +87,7 @@ class OwnFiles:
     """
 
     def __init__(self, working: Path, study: Path) -> None:
-        self._working, self._kept, self._back = working, study / "own-files", study / "own-files-put-back"
+        self._working, self._kept, self._list = working, study / "own-files", study / "own-files.txt"
 
     def keep(self, state: State, text: str) -> None:
         """Copy the files of a state that a text names, and the programs and scripts that it names."""
@@ -105,9 +105,8 @@ class OwnFiles:
 
     def keep_again(self) -> None:
         """Copy those that an earlier run of the study has put back, which may be others by now."""
-        if self._back.exists() and not self._kept.exists():
-            self._back.rename(self._kept)
-            for name in list(self._names()):
+        if self._list.exists() and not self._kept.exists():
+            for name in self._list.read_text().splitlines():
                 self._copy(self._working / name, self._kept / name)
 
     def written(self) -> list[str]:
@@ -121,9 +120,9 @@ class OwnFiles:
         names = [name for name in self._names() if not self._is_as_kept(name)]
         for name in names:
             self._copy(self._kept / name, self._working / name)
-        if self._kept.exists():
-            shutil.rmtree(self._back, ignore_errors=True)
-            self._kept.rename(self._back)
+        if self._kept.exists() and all(map(self._is_as_kept, names)):
+            self._list.write_text("".join(f"{name}\n" for name in self._names()))
+            shutil.rmtree(self._kept)
         return names
 
     def _names(self) -> Iterator[str]:
@@ -137,6 +136,11 @@ class OwnFiles:
 
     @staticmethod
     def _copy(source: Path, target: Path) -> None:
-        with contextlib.suppress(OSError):  # a full disk keeps none
+        part = target.with_name(f".{target.name}.part")
+        try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+            shutil.copy2(source, part)
+            part.replace(target)
+        except OSError:  # a full disk keeps no half of a file
+            with contextlib.suppress(OSError):
+                part.unlink()
