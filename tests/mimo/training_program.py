@@ -120,9 +120,8 @@ def reads() -> dict[str, Any]:
     trainer = make_trainer(LAYOUT, torch.float64)
     watched = WatchedSamples(samples_of_step(VISION_LANGUAGE, 0))
     trainer.step(watched)
-    lanes = {name: role.dp_rank for name, role in trainer.model.topology.roles.items()}
     trainer.close()
-    return {"seen": sorted(watched.seen, key=str), "lane": lanes["language"]}
+    return {"seen": sorted(watched.seen, key=str), "tp_rank": trainer.model.topology.roles["language"].tp_rank}
 
 
 def overlap() -> dict[str, Any]:

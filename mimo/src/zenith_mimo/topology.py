@@ -33,6 +33,10 @@ class ModuleGroups:
     """Along tp and pp: the ranks that hold one replica."""
     whole: Any
     """Along every dimension: the ranks that hold the optimizer's state."""
+    data: Any
+    """Like `model`, for samples on the host; None where a replica is one rank."""
+    items: Any
+    """The first stage's ranks of a replica, for items on the host; None where it is one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +81,13 @@ class Topology:
         self.rank: int = dist.get_rank()
         self.grids: dict[str, HyperCommGrid] = {}
         self.roles: dict[str, ModuleRole] = {}
+        self._data: list[Any] = []
         for name, module in sorted(layout.modules.items()):
             shape = [module.tp, module.pp, module.dp]
             grid = HyperCommGrid(shape, DIMS, module.offset, backend, world_size=world_size)
             self.grids[name] = grid
             groups = [grid.create_pg(dims, timeout=timeout) for dims in ("tp", "dp", ["tp", "pp"], DIMS)]
+            data, items = self._data_groups(module, grid)
             if grid.is_current_rank_in_grid():
                 tp, dp, model, whole = groups
                 at = grid.coordinates(self.rank)
@@ -89,7 +95,7 @@ class Topology:
                     name=name,
                     layout=module,
                     grid=grid,
-                    groups=ModuleGroups(tp=tp, dp=dp, model=model, whole=whole),
+                    groups=ModuleGroups(tp=tp, dp=dp, model=model, whole=whole, data=data, items=items),
                     tp_rank=at["tp"],
                     pp_rank=at["pp"],
                     dp_rank=at["dp"],
@@ -99,8 +105,23 @@ class Topology:
         self.forward_group = dist.new_group(backend=backend, timeout=timeout)
         self.backward_group = dist.new_group(backend=backend, timeout=timeout)
 
+    def _data_groups(self, module: ModuleLayout, grid: HyperCommGrid) -> tuple[Any, Any]:
+        """Return this rank's groups for samples, over which another thread sends: no other may have them."""
+        found: list[Any] = [None, None]
+        for lane in range(module.dp):
+            stages = [[grid.rank_at(tp=tp, pp=pp, dp=lane) for tp in range(module.tp)] for pp in range(module.pp)]
+            for index, ranks in enumerate(([rank for stage in stages for rank in stage], stages[0])):
+                if len(ranks) > 1:
+                    group = dist.new_group(ranks, backend="gloo", timeout=self.timeout)
+                    if self.rank in ranks:
+                        found[index] = group
+                        self._data.append(group)
+        return found[0], found[1]
+
     def destroy(self) -> None:
         """Give the groups back."""
+        for group in self._data:
+            dist.destroy_process_group(group)
         for grid in self.grids.values():
             grid.destroy()
         for group in (self.forward_group, self.backward_group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from zenith_mimo.bridge import HIDDEN, ColocatedBridge, StageLinks, check_rows
 from zenith_mimo.modules import LanguageStage, MimoModel, call
 from zenith_mimo.optimizer import MimoOptimizer
-from zenith_mimo.samples import MicroBatch, SampleSource, check_tokens, collate, lane_samples
+from zenith_mimo.samples import BatchReader, MicroBatch, SampleSource
 from zenith_mimo.topology import peers_expected
 from zenith_tune.planner.mimo.modules import LANGUAGE
 
@@ -210,10 +210,14 @@ class Trainer:
         *,
         micro_batch_size: int,
         global_batch_size: int,
+        balance_items: bool = False,
     ) -> None:
+        """With `balance_items` samples are ordered so that all lanes have about as many items in each micro-batch."""
         layout = model.topology.layout
         self._num_microbatches = layout.num_microbatches(micro_batch_size, global_batch_size)
         self.model, self.optimizer = model, optimizer
+        self._balances_items = balance_items
+        self._last_reader: BatchReader | None = None
         with peers_expected("making the trainer"):
             self._schedule = make_schedule(model)
         self.micro_batch_size, self.global_batch_size = micro_batch_size, global_batch_size
@@ -223,11 +227,14 @@ class Trainer:
 
     def step(self, batch: SampleSource) -> StepResult:
         """Train on one global batch."""
+        return self._step(self._reader(batch))
+
+    def _step(self, reader: BatchReader) -> StepResult:
         with peers_expected(f"iteration {self.iteration + 1}"):
-            loss, num_tokens = self.accumulate(batch)
+            loss, num_tokens = self._accumulate(reader)
             success, norm, num_zeros = self.optimizer.step()
         self.iteration += 1
-        self.consumed_samples += len(batch)
+        self.consumed_samples += self.global_batch_size
         return StepResult(loss=loss, num_tokens=num_tokens, grad_norm=norm, num_zeros=num_zeros, success=success)
 
     def close(self) -> None:
@@ -242,6 +249,9 @@ class Trainer:
         are as many as the module's dp, which differs between modules, and averages over them would weigh the modules
         differently, and replicas with more tokens too little.
         """
+        return self._accumulate(self._reader(batch))
+
+    def _accumulate(self, read: BatchReader) -> tuple[float, int]:
         self.optimizer.zero_grad()
         gradients = [optimizer.gradients for optimizer in self.optimizer.active.values()]
 
@@ -249,7 +259,6 @@ class Trainer:
             for one in gradients:
                 one.begin_last_backward()
 
-        read = self._reading(batch, self._num_microbatches, self.global_batch_size)
         here = self._schedule.run(
             read, self._num_microbatches, loss_scale=self.optimizer.get_loss_scale(), before_last=before_last
         )
@@ -268,23 +277,42 @@ class Trainer:
         self.model.eval()
         try:
             with peers_expected("evaluation"), torch.no_grad():
-                total = sum_over_world(self._schedule.evaluate(self._reading(batch, num, size), num), self.model.device)
+                read = self._reader(batch, num)
+                total = sum_over_world(self._schedule.evaluate(read, num), self.model.device)
         finally:
             for module, is_training in modes:
                 module.training = is_training
         return float(total.loss) / max(total.num_tokens, 1)
 
-    def _reading(self, batch: SampleSource, num_microbatches: int, size: int) -> ReadMicroBatch:
-        """Return what reads this rank's micro-batches of a batch."""
+    def train(self, batches: Iterable[SampleSource]) -> Iterator[StepResult]:
+        """Train on one global batch after another; the next one is read while this one is trained on."""
+        following = iter(batches)
+        now = self._next_reader(following)
+        while now is not None:
+            after = self._next_reader(following)
+            yield self._step(now)
+            now = after
 
-        def read(name: str, index: int) -> MicroBatch:
-            role = self.model.topology.roles[name]
-            encoder = name if name != LANGUAGE and role.is_first_stage else None
-            sizes = {"num_microbatches": num_microbatches, "global_batch_size": size}
-            samples = lane_samples(batch, encoder, index=index, lane=role.dp_rank, dp=role.layout.dp, **sizes)
-            microbatch = collate(samples)
-            if name == LANGUAGE:
-                check_tokens(microbatch, self.model.parts[LANGUAGE].vocab_size)
-            return microbatch
+    def _next_reader(self, batches: Iterator[SampleSource]) -> BatchReader | None:
+        with peers_expected("reading samples"):
+            batch = next(batches, None)
+        return None if batch is None else self._reader(batch)
 
-        return read
+    def _reader(self, batch: SampleSource, num_microbatches: int | None = None) -> BatchReader:
+        """Begin to read this rank's micro-batches of a global batch, or of another one in so many.
+
+        One batch is read after another, on all ranks in the same order.
+        """
+        num = num_microbatches or self._num_microbatches
+        topology = self.model.topology
+        lanes = max(module.dp for module in topology.layout.modules.values())
+        reader = BatchReader(
+            batch,
+            topology.roles,
+            num_microbatches=num,
+            size=self.global_batch_size if num_microbatches is None else len(batch),
+            vocab_size=self.model.parts[LANGUAGE].vocab_size if LANGUAGE in topology.roles else None,
+            num_parts=num * lanes if self._balances_items else None,
+        )
+        self._last_reader = reader.start(self._last_reader)
+        return reader

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from zenith_mimo.megatron.model import TOWER, MegatronModel
 from zenith_mimo.optimizer import OptimizerConfig
-from zenith_mimo.samples import SampleSource, collate, lane_samples
+from zenith_mimo.samples import SampleSource, check_size, collate, lane_positions
 from zenith_mimo.topology import peers_expected
 from zenith_mimo.trainer import LossSum, StepResult, sum_over_world
 from zenith_tune.planner.mimo.modules import LANGUAGE
@@ -109,13 +109,14 @@ class MegatronTrainer:
     def _inputs(self, batch: SampleSource) -> Iterator[dict[str, Any]]:
         """Give what this rank's modules take of each micro-batch: the text of one lane, items of the encoders' own."""
         topology, device = self.model.topology, self.model.device
+        check_size(batch, self._global_batch_size)
         for index in range(self._num_microbatches):
             read = {}
             for name in topology.groups:
                 encoder = name if name != LANGUAGE and topology.stage(name) == 0 else None
                 place = {"index": index, "lane": topology.lane(name), "dp": topology.layout.modules[name].dp}
                 sizes = {"num_microbatches": self._num_microbatches, "global_batch_size": self._global_batch_size}
-                read[name] = collate(lane_samples(batch, encoder, **sizes, **place))
+                read[name] = collate([batch.read(at, encoder) for at in lane_positions(**sizes, **place)])
             text = read[LANGUAGE] if LANGUAGE in read else next(iter(read.values()))
             items = {name: one.items[name].to(device, self.model.dtype) for name, one in read.items() if one.items}
             yield {
