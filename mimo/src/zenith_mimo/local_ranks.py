@@ -20,6 +20,8 @@ import torch.distributed as dist
 from zenith_tune.errors import UsageError, ZenithTuneError
 
 _PR_SET_PDEATHSIG = 1
+_REFUSED = 2
+"""Exit code of a rank that refuses what it was given."""
 
 
 def run_ranks(
@@ -65,7 +67,7 @@ def _start(rank: int, world_size: int, work: Callable[[], None], store: Path, ti
     except ZenithTuneError as error:
         # In one write: the ranks share the stream, and a line must stay whole.
         sys.stderr.write(f"error: {error}\n")
-        code = 2 if isinstance(error, UsageError) else 1
+        code = _REFUSED if isinstance(error, UsageError) else 1
     except BaseException:
         sys.stderr.write(traceback.format_exc())
     finally:
@@ -92,7 +94,8 @@ def _wait(pids: list[int], grace_s: float) -> list[int]:
                 done, status = os.waitpid(pid, os.WNOHANG)
                 if done:
                     codes[pid] = os.waitstatus_to_exitcode(status)
-                    if codes[pid] and list(codes.values()).count(0) == len(codes) - 1:
+                    # Ranks that refuse something say why themselves, all of them.
+                    if codes[pid] not in (0, _REFUSED) and set(list(codes.values())[:-1]) <= {0}:
                         sys.stderr.write(f"error: rank {pids.index(pid)} failed first: {_how(codes[pid])}.\n")
                         sys.stderr.flush()
         if any(codes.values()) and deadline == float("inf"):
