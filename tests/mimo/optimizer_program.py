@@ -14,6 +14,7 @@ from tests.mimo.comparison import Steps, compared_steps, make_trainer
 from tests.mimo.forked_world import run_world
 from tests.mimo.reference import one_process, samples_of_step
 from tests.mimo.small_models import VISION_LANGUAGE
+from zenith_mimo.optimizer import MimoOptimizer
 from zenith_mimo.trainer import Trainer
 
 FAN_OUT = "fan-out dp1 to dp4"
@@ -73,8 +74,14 @@ def refused_update() -> dict[str, Any]:
     if dist.get_rank() == 5:
         trainer.optimizer.active["language"].optimizer.step = lambda: False
     success, _, _ = trainer.optimizer.step()
+    # As upstream's is made and called.
+    alone = MimoOptimizer(trainer.optimizer.module_infos, trainer.optimizer.config)
+    refused = alone.step_with_ready_grads()
+    if dist.get_rank() == 5:
+        trainer.optimizer.active["language"].optimizer.step = lambda: None
+    done = alone.step_with_ready_grads()
     trainer.close()
-    return {"success": success}
+    return {"success": success, "ready": [refused, done]}
 
 
 def state_dicts() -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_a_bad_number_or_a_failed_update_on_one_rank_is_the_verdict_of_all(run_p
     planted = ("inf in vision", "nan in language")
     for rank in run_program("optimizer", *planted, "refused update")["ranks"]:
         assert [rank[name] for name in planted] == [{"verdict": [False, None, None], "kept": True, "then": True}] * 2
-        assert rank["refused update"] == {"success": False}
+        assert rank["refused update"] == {"success": False, "ready": [False, True]}
 
 
 def test_state_dicts_are_keyed_by_module_and_a_scaled_loss_is_unscaled(run_program: RunProgram) -> None:

@@ -328,10 +328,12 @@ class ModuleOptimizerInfo:
 class MimoOptimizer:
     """The optimizer of all modules together; every rank of the world calls each method that says so."""
 
-    def __init__(self, module_infos: Mapping[str, ModuleOptimizerInfo], config: OptimizerConfig, device: str) -> None:
+    def __init__(
+        self, module_infos: Mapping[str, ModuleOptimizerInfo], config: OptimizerConfig, device: str | None = None
+    ) -> None:
         self.module_infos = dict(sorted(module_infos.items()))
         self.config = config
-        self._device = device
+        self._device = device or ("cuda" if dist.get_backend() == "nccl" else "cpu")
 
     @property
     def active(self) -> dict[str, ModuleOptimizer]:
@@ -375,8 +377,12 @@ class MimoOptimizer:
             for optimizer in self.active.values():
                 optimizer.clip(factor)
         num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
+        return self.step_with_ready_grads(), norm, num_zeros
+
+    def step_with_ready_grads(self) -> bool:
+        """Update by the gradients as they are, and return whether all ranks did. All ranks call it."""
         done = [optimizer.step() for optimizer in self.active.values()]
-        return bool(self._agree(float(all(done)), dist.ReduceOp.MIN)), norm, num_zeros
+        return bool(self._agree(float(all(done)), dist.ReduceOp.MIN))
 
     def state_dict(self) -> dict[str, dict[str, Any] | None]:
         """Return the state of each module, None of those that are not on this rank."""
