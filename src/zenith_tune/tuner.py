@@ -261,7 +261,6 @@ class PresetTuner:
         config, study = session.config, session.study
         folder, findings = config.place.folder, config.strategy.findings()
         verdict = session.verdict()
-        session.put_back()
         end = StudyEnd(
             study=study,
             reason=ending.reason,

@@ -12,7 +12,9 @@ import pytest
 
 from tests.conftest import ROOT
 from zenith_tune.errors import CommandError
+from zenith_tune.runners.launch.process_tree import Process
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.scripts import opened
 from zenith_tune.shell.scripts.opened import opened_script, training_line
 
 TRAINER = """#!/bin/bash
@@ -81,6 +83,39 @@ def test_what_starts_no_single_training_is_not_opened(folder: Path, command: str
     (folder / "Makefile").write_text(MAKEFILE)
     with pytest.raises(CommandError):
         opened_script(command)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "+touch RAN && python train.py --lr 3",
+        "@-+touch RAN; python train.py --lr 3",
+        "$(MAKE) data && touch RAN && python train.py --lr 3",
+        "$(MAKE) -C jobs; touch RAN\n\tpython train.py --lr 3",
+    ],
+)
+def test_a_recipe_that_make_runs_while_it_lists_is_left_alone(folder: Path, recipe: str) -> None:
+    (folder / "Makefile").write_text(f"data: ; @true\ntrain:\n\t{recipe}\n")
+    with pytest.raises(CommandError, match="of a recipe also where it only lists"):
+        opened_script("make train")
+    assert not list(folder.rglob("RAN"))
+
+
+def test_a_recipe_that_changes_with_each_run_fails_instead_of_running_unchanged(folder: Path) -> None:
+    (folder / "Makefile").write_text(
+        "RUN = run-$(shell date +%N)\ntrain:\n\t./bin/python train.py --lr 3 --out $(RUN)\n"
+    )
+    done = subprocess.run(["bash", "-c", opened_script("make train")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "it changes with each run" in done.stderr
+
+
+def test_a_listing_that_takes_too_long_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "MAKE_S", 0.5)
+    (folder / "Makefile").write_text("X := $(shell echo $$$$ > pid; sleep 60)\ntrain: ; python train.py --lr 3\n")
+    with pytest.raises(CommandError, match=r"does not list its recipe within 0\.5 s"):
+        opened_script("make train")
+    left = Process.read(int((folder / "pid").read_text()))
+    assert left is None or not left.runs
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import CommandError
@@ -87,24 +85,12 @@ def export(
     known = {"trials": trials, "best_command": best_command, "search": asdict(search or StudySearch())}
     write_json(folder.json, {**content, **known})
     if best_command is not None:
-        start = _change_of_folder(best_command, header.working_folder)
+        start = f"cd {shlex.quote(header.working_folder)} || exit\n" if header.working_folder else ""
         change = changed_script(header.command, best_command)
         about = "" if change is None else f"# {change.path} with {folder.best_diff.name} applied\n"
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{best_command}\n")
         if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
-
-
-def _change_of_folder(command: str, folder: str) -> str:
-    """Return the line that makes a command run from anywhere; nothing where it names no file of its folder."""
-    if not folder:
-        return ""
-    try:
-        words = [part for word in shlex.split(command) for part in (word, word.partition("=")[2]) if part]
-    except ValueError:  # a quote that is never closed is the shell's to refuse
-        words = []
-    is_relative = any(not Path(word).is_absolute() and os.path.lexists(Path(folder) / word) for word in words)
-    return f"cd {shlex.quote(folder)} || exit\n" if is_relative else ""
 
 
 def _csv(study: Study) -> str:

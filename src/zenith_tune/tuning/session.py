@@ -30,7 +30,7 @@ from zenith_tune.record.search import StudySearch
 from zenith_tune.record.server.other_tuners import OtherTuners, TakenOver
 from zenith_tune.record.server.url import database_path, shown
 from zenith_tune.runners.base import Job, Runner
-from zenith_tune.runners.launch.left_files import OwnFiles, State, state_of, without_open, written_files
+from zenith_tune.runners.launch.left_files import State, state_of, without_open, written_files
 from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.secrets import mask, mask_environment
 from zenith_tune.strategies.base import TuningStrategy, await_first
@@ -84,7 +84,6 @@ class StudySession:
         self._search = StudySearch()
         self._limits = TrialLimits(config, self.study)
         self._silence = SilenceLimit(config.timeouts.fixed_s)
-        self._own_files = OwnFiles(config.working_folder, place.folder.path)
         self._orphans = OrphanedTrials(self._execution, self._notifier, place.folder.path, config.timeouts.fixed_s)
         self.others: OtherTuners | None = None
         """Who else tunes this study; None where a file lock keeps everybody off."""
@@ -170,7 +169,6 @@ class StudySession:
         """Run the user's own command, unless an earlier run of the study did; `again` at the end, to confirm a gain."""
         known = self.study.baseline
         if known is not None and not again:
-            self._own_files.keep_again()
             self._refuse_failed_command(known)
             return known
         last = max((trial.number for trial in self.study.runs if trial.is_baseline), default=None)
@@ -179,8 +177,6 @@ class StudySession:
         trial = self._elsewhere(run)
         if trial is None:
             before = None if again else self._working_files()
-            if before is not None and self.others is None:
-                self._own_files.keep(before, self.config.command)
             try:
                 trial = self._run({}, self._preset.baseline_command(self.config.command), run, why)
             except TakenOver:
@@ -207,8 +203,6 @@ class StudySession:
         # The user may keep what we print ourselves, as by `| tee tune.log`.
         if names := written_files(before, without_open(after, self.config.working_folder)):
             apart = "files below $ZENITHTUNE_TRIAL_FOLDER or {trial_folder} are kept apart"
-            if kept := self._own_files.written():
-                apart = f"your own {' and '.join(kept)} of before will be put back; {apart}"
             self._notifier.noted(f"your own command writes {names}, and so does each trial: {apart}")
 
     def learn(self) -> list[str]:
@@ -294,12 +288,6 @@ class StudySession:
         """Continue by another strategy."""
         self.config = replace(self.config, strategy_name=name, strategy=strategy)
         self._search = replace(self._search, strategy=name)
-
-    def put_back(self) -> None:
-        """Put the user's files back that runs have overwritten."""
-        with contextlib.suppress(OSError):
-            if names := self._own_files.put_back():
-                self._notifier.noted(f"put back as before the study: {', '.join(names)}")
 
     def end_search(self, ending: StudyEnding, findings: Findings | None, verdict: Verdict) -> None:
         """Write why the study stops, what its strategy has found, and what it comes to."""

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
 
 from zenith_tune.runners.launch import left_files
-from zenith_tune.runners.launch.left_files import OwnFiles, state_of, without_open, written_files
+from zenith_tune.runners.launch.left_files import state_of, without_open, written_files
 
 
 def state_after(folder: Path, *names: str, besides: tuple[Path, ...] = ()) -> dict[str, tuple[int, int]]:
@@ -41,30 +40,6 @@ def test_a_folder_of_too_many_files_is_not_looked_at(tmp_path: Path, monkeypatch
     state_after(tmp_path, "1", "2")
     (tmp_path / "3").write_text("")
     assert state_of(tmp_path) is None
-
-
-@pytest.mark.parametrize("is_full_at", ["keeping", "putting back"])
-def test_a_full_disk_neither_loses_a_file_nor_puts_half_of_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full_at: str
-) -> None:
-    def half(source: Path, target: Path) -> None:
-        target.write_text(source.read_text()[:2])
-        raise OSError(errno.ENOSPC, "full")
-
-    (tmp_path / "work").mkdir()
-    model, own = tmp_path / "work" / "model.pt", OwnFiles(tmp_path / "work", tmp_path / "study")
-    model.write_text("of weeks")
-    for step in ("keeping", "putting back", "later"):
-        with monkeypatch.context() as patch:
-            if step == is_full_at:
-                patch.setattr("shutil.copy2", half)
-            if step == "keeping":
-                own.keep({"model.pt": (8, 1)}, "tee model.pt")
-                model.write_text("of a trial")
-            else:
-                own.put_back()
-    assert model.read_text() == ("of a trial" if is_full_at == "keeping" else "of weeks")
-    assert [path.name for path in (tmp_path / "work").iterdir()] == ["model.pt"]
 
 
 def test_a_file_that_another_process_holds_open_is_not_the_runs(tmp_path: Path) -> None:

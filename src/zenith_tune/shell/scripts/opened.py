@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 import subprocess
@@ -31,16 +32,27 @@ VARIABLE = re.compile(r"^(\w+) :?= (.*)$", re.MULTILINE | re.ASCII)
 EXPORTED = re.compile(r"^export +([A-Za-z_][\w ]*)", re.MULTILINE | re.ASCII)
 MAKE_S = 20.0
 """How long `make -n` may take to list a recipe."""
+TIMED_OUT = 124
+"""The exit code of `timeout`."""
+DATABASE = "# Make data base, printed on "
+UNSEEN = "zenithtune: no line of the recipe had the training command that make had listed: it changes with each run"
+RUN_AT_ONCE = re.compile(r"^\t[@-]*(?:\+|.*\$[({]MAKE[)}](?! *[\w.=-]*(?: +[\w.=-]+)*$))", re.MULTILINE)
+"""A line of a recipe that make runs also where it only lists, but for one that makes another target here."""
 RECIPE = """\
 export zenithtune_command=$1 zenithtune_old={old} zenithtune_new={new}
 shell=$(mktemp -d) && trap 'rm -rf "$shell"' EXIT
 printf '%s\\n' '#!/bin/bash' 'line=${{!#}}' {line} >"$shell/sh"
 chmod +x "$shell/sh"
 {make}
-status=$?; rm -rf "$shell"; exec bash -c "exit $status"  # what follows is for those who read this
+status=$?
+[ -e "$shell/ran" ] || {{ echo {unseen} >&2; status=1; }}
+rm -rf "$shell"; exec bash -c "exit $status"  # what follows is for those who read this
 {evaluated}
 """
-RECIPE_LINE = 'exec {shell} "${{@:1:$#-1}}" "${{line/"$zenithtune_old"/$zenithtune_new}}"'
+RECIPE_LINE = (
+    'new="${{line//"$zenithtune_old"/$zenithtune_new}}"; [ "$new" = "$line" ] || : >"${{0%/*}}/ran"; '
+    'exec {shell} "${{@:1:$#-1}}" "$new"'
+)
 """What runs a line of a recipe, with the training command taken from its argument."""
 NAMED = re.compile(r"\$\{?#?([A-Za-z_]\w*|[0-9@*#])", re.ASCII)
 
@@ -94,12 +106,11 @@ def _with_recipe_opened(command: str) -> str | None:
     if more or first.redirections:
         raise CommandError("make must be the whole command, to be changed")
     at = first.words[0].end
-    listing = f"{command[:at]} -np --no-print-directory{command[at:]}"
-    try:
-        done = subprocess.run(["bash", "-c", listing], capture_output=True, text=True, timeout=MAKE_S, check=False)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise CommandError(f"{first.words[0].value} does not list its recipe: {error}") from None
-    recipe, _, database = done.stdout.partition("# Make data base, printed on ")
+    rules = _listed(f"{command[:at]} -npq .DEFAULT{command[at:]}")  # of no target, so that nothing is run
+    if match := RUN_AT_ONCE.search(rules):
+        problem = f"make runs {match[0].strip()[:40]!r} of a recipe also where it only lists"
+        raise CommandError(f"{problem}, so that it is left alone: give the training command itself")
+    recipe, _, database = _listed(f"{command[:at]} -np --no-print-directory{command[at:]}").partition(DATABASE)
     variables = dict(VARIABLE.findall(database))
     makefiles = "\n".join(map(script_text, variables.get("MAKEFILE_LIST", "").split()))
     names = [name for names in EXPORTED.findall(makefiles) for name in names.split()]
@@ -111,11 +122,26 @@ def _with_recipe_opened(command: str) -> str | None:
         old=shlex.quote(recipe[written[0][0].start : written[-1][0].end]),
         new=shlex.quote(EVALUATED),
         evaluated=EVALUATED,
+        unseen=shlex.quote(UNSEEN),
         line=shlex.quote(RECIPE_LINE.format(shell=variables.get("SHELL", "/bin/sh"))),
         make=f'{command[:at]} SHELL="$shell/sh"{command[at:]}',
     )
     line = " ".join(out for _, outs in written for out in outs)
     return f"bash -c {shlex.quote(body)} make {shlex.quote(line)}"
+
+
+def _listed(command: str) -> str:
+    """Return what make lists, in English; what takes too long is ended with all that it started."""
+    argv = ["timeout", "--kill-after=1", f"{MAKE_S:g}", "bash", "-c", command]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C", "LANGUAGE": ""}, check=False
+        )
+    except (OSError, ValueError) as error:
+        raise CommandError(f"make does not list its recipe: {error}") from None
+    if done.returncode == TIMED_OUT:
+        raise CommandError(f"make does not list its recipe within {MAKE_S:g} s")
+    return done.stdout
 
 
 def training_line(command: str) -> str:
