@@ -18,7 +18,7 @@ from zenith_tune.study.trial import Outcome, Trial
 from zenith_tune.tuning.confirmation import MAX_RUNS
 
 NUM_STUDIES, NUM_TRIALS, NUM_LAUNCHES = 300, 5, 20
-NOISES = [0.0003, 0.003, 0.01, 0.03, 0.1, 0.3]
+NOISES = [0.0003, 0.03, 0.3]
 Drift = Callable[[random.Random], list[float]]
 """The logarithm of the machine's speed at each launch."""
 
