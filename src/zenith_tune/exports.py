@@ -70,7 +70,7 @@ def best_so_far(view: StudyView, trials: list[ExportedTrial]) -> list[tuple[int,
 
 def _exported(view: StudyView, each: TrialView, label: str) -> ExportedTrial:
     trial = each.trial
-    measured = {**{name: getattr(trial, name) for name in MEASURED}, "gain": view.study.gain_of(trial)}
+    measured = {**{name: getattr(trial, name) for name in MEASURED}, "gain": view.study.row_gain(trial)}
     fields = {"outcome": str(trial.outcome), "label": label, **{name: getattr(trial, name) for name in FIELDS}}
     return ExportedTrial(
         number=each.number,

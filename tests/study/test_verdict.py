@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_runs_that_differ_widen_the_interval() -> None:
 def test_a_gain_many_times_the_noise_is_clear_and_a_smaller_one_is_to_be_confirmed() -> None:
     clear, doubtful = study_with(trial(1, 594.0)), study_with(trial(1, 130.0))
     found = verdict_of(clear, Budget(), num_gpus=1)
-    assert found.is_clear and "clear" in found.sentence
+    assert found.is_clear and not found.is_confirmed
     assert not doubtful.is_clear and not verdict_of(doubtful, Budget(), num_gpus=1).is_confirmed
     doubtful.earlier_launches = doubtful.earlier_launches.seen([0.002, -0.003, 0.001])
     assert verdict_of(doubtful, Budget(), num_gpus=1).is_clear, "earlier studies have shown that the machine is quiet"
@@ -166,3 +167,35 @@ def test_a_study_in_which_nothing_ran_does_not_say_that_the_command_failed() -> 
 def test_only_times_and_speeds_are_faster(value: float, unit: str, word: str, other: str) -> None:
     found = verdict_of(study_with(trial(1, value, unit=unit)), Budget(), num_gpus=1)
     assert word in found.sentence and other not in found.sentence
+
+
+def test_within_the_noise_the_own_command_stays_and_nothing_has_changed() -> None:
+    study = study_with(trial(1, 101.0, spread=0.02, num_samples=4))
+    study.own_params = {"x": 0}
+    verdict = verdict_of(study, Budget(), num_gpus=1)
+    assert study.leader is study.best and study.fastest is study.baseline and verdict.changes == ()
+
+
+@pytest.mark.parametrize("again", [30.0, None])
+def test_where_runs_differ_too_much_the_verdict_has_what_was_seen_and_no_interval(again: float | None) -> None:
+    study = study_with(trial(1, 130.0), again=again)
+    study.earlier_launches = study.earlier_launches.seen([1.2, -1.5])
+    headline = verdict_of(study, Budget(), num_gpus=1).headline
+    assert "too noisy" in headline and " to 130" not in headline
+    assert (f"{130 / 30:.2f}x" if again else "earlier studies") in headline
+
+
+def test_a_gain_within_the_noise_of_earlier_studies_alone_says_so() -> None:
+    study = study_with(trial(1, 104.0))
+    study.earlier_launches = study.earlier_launches.seen([0.05, -0.04, 0.05, 0.03])
+    assert "earlier studies" in verdict_of(study, Budget(), num_gpus=1).headline
+
+
+def test_a_row_compares_with_the_own_command_before_it_and_stays_so() -> None:
+    study = study_with(trial(1, 130.0), trial(2, 120.0), again=100.0)
+    first = [study.row_gain(each) for each in study.trials]
+    study.own_runs[0] = replace(study.own_runs[0], value=80.0)
+    study.add(trial(100, 125.0, again=True, of=1))
+    assert first == [pytest.approx(0.3), pytest.approx(0.2)]
+    assert [study.row_gain(each) for each in study.trials] == [*map(pytest.approx, (0.625, 0.5, 0.25))]
+    assert study.gain == pytest.approx(0.25)

@@ -82,7 +82,8 @@ def test_what_is_in_doubt_runs_again_the_own_command_first(
     assert witness.end is not None and witness.end.verdict is not None
     assert study.is_within_noise == (how == "no gain")
     verdict = witness.end.verdict
-    assert (verdict.is_confirmed, verdict.is_clear) == (how == "confirmed", how == "clear") and how in verdict.sentence
+    assert (verdict.is_confirmed, verdict.is_clear) == (how == "confirmed", how == "clear")
+    assert how == "clear" or how in verdict.sentence
     speedup = 1 + gain / 1000
     assert verdict.speedup == pytest.approx(speedup)
     assert verdict.low is not None and verdict.high is not None and verdict.low < speedup < verdict.high
@@ -135,7 +136,7 @@ def test_a_study_that_has_ended_by_itself_promises_no_trials_when_it_is_resumed(
 def test_repeated_runs_are_named_after_the_first_and_counted_apart(tmp_path: Path) -> None:
     stream = io.StringIO()
     reporter = VerboseReporter(Console(file=stream, width=100, highlight=False))
-    tuned(tmp_path, "1000 + 2 * $x", (1, 2, 3), listener=reporter)
+    tuned(tmp_path, "1000 + 20 * $x", (1, 2, 3), listener=reporter)
     shown = StudyDigest(find_study("s", output_dir=tmp_path / "out")).object()
     first, again, *_ = [trial for trial in shown["trials"] if trial["parameters"] == {"x": 3}]
     name, lines = f"{first['number']}'", stream.getvalue().splitlines()

@@ -148,7 +148,9 @@ class Gain:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.speedup:.2f}x"
-        how = "confirmed" if self.is_confirmed else "clear" if self.is_clear else "not confirmed"
+        if self.low <= 1:
+            return f"no gain beyond the noise ({self.speedup:.2f}x measured)"
+        how = "confirmed" if self.is_confirmed else "far beyond the noise" if self.is_clear else "not confirmed"
         return f"{self.speedup:.2f}x ({self.low:.2f} to {self.high:.2f}, {how})"
 
     def __repr__(self) -> str:

@@ -97,7 +97,7 @@ def best_so_far(study: Study) -> list[tuple[int, float]]:
     base = [run for run in (study.first_baseline, study.baseline) if run is not None]
     runs = sorted([*base, *study.trials], key=lambda trial: trial.number)
     again = {first.number: trial.value for trial in runs if (first := study.first_run(trial)) is not None}
-    limit = study.fastest.value if study.fastest is not None else None
+    limit = study.leader.value if study.leader is not None else None
     found: list[tuple[int, float]] = []
     for trial in runs:
         value = again.get(trial.number, trial.value)

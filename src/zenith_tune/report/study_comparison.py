@@ -55,13 +55,12 @@ def describe_gain(study: Json) -> str:
     if study["gain"] is None:
         return "unknown"
     if study["fastest_is_baseline"]:
-        return f"none; the best trial is {format_gain(study['gain'])}"
+        return f"none; the best trial is {format_gain(study['gain'])}{', within the noise' * study['is_within_noise']}"
     if study["best_is_own"]:
         return "none; the best trial has the settings of your own command"
     # The note says first which batches these are.
     note = study["batch_note"].partition(":")[0]
-    notes = [*(["within the noise"] if study["is_within_noise"] else []), *([note] if note else [])]
-    return format_gain(study["gain"]) + (f" ({', '.join(notes)})" if notes else "")
+    return format_gain(study["gain"]) + (f" ({note})" if note else "")
 
 
 def _why_not(first: Json, second: Json) -> str:

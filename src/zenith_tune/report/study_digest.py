@@ -83,12 +83,12 @@ def headline(view: StudyView) -> str:
     best = study.best
     if best is None:
         return "No trial stays within the memory limit"
+    if study.best_is_own or study.is_within_noise:
+        return "No gain beyond the noise" + " so far" * (not ended)
     if study.fastest is not best:
         return "Your own command is the fastest" + " so far" * (not ended)
     if study.gain is None:
         return f"Best: {format_value(best.value or 0.0, best.unit)}"
-    if study.best_is_own or study.is_within_noise:
-        return "No gain beyond the noise" + " so far" * (not ended)
     return f"{1 + study.gain:.2f}× {'faster' if best.step_s is not None else 'better'} than your command"
 
 
@@ -155,7 +155,8 @@ class StudyDigest:
                 self._trials[each.number] = snapshot
         # A strategy reports what it expected at its end, long after a trial's.
         predicted = predicted_object(planned, expected, preset.predicted(each))
-        return {**snapshot, "gain": None if each.is_running else view.study.gain_of(each.trial), "predicted": predicted}
+        gain = None if each.is_running else view.study.row_gain(each.trial)
+        return {**snapshot, "gain": gain, "predicted": predicted}
 
     def _of_best(self, view: StudyView, planned: dict[int, PlannedLayout]) -> Json:
         fastest, preset = view.study.fastest, self.preset(view)

@@ -103,10 +103,9 @@ def _headline(study: Json) -> str:
         gain = "" if study["gain"] is None else f" Gain: {describe_gain(study)} against your own command."
         return f"Best: your own command, {escaped(value)} ({counts}).{gain}"
     gain = f", **{format_gain(study['gain'])}** over your own command" if study["gain"] is not None else ""
-    gain += " (within the noise)" if study["is_within_noise"] else ""
     if study["best_is_own"]:
         gain = ", with the settings of your own command: no gain"
-    again = ", confirmed by repeated runs" if study["best_reruns"] and not study["is_within_noise"] else ""
+    again = ", confirmed by repeated runs" if study["best_reruns"] else ""
     first = next((trial for trial in study["trials"] if trial["number"] == study["best"]), best)
     name = f"Best: trial {best['name']}, **{escaped(first['label'])}**"
     return f"{name}, {escaped(value)}{gain}{again} ({counts})."

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from zenith_tune.study.gain import PairedGain, paired_gain
 from zenith_tune.study.lever_results import LeverGain, LeverResult, LeverStatus
 from zenith_tune.study.parameters import Direction, Value
 from zenith_tune.study.precision import TO_90, LaunchNoise
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.runs import PairedGain, StudyRuns
+from zenith_tune.study.trial import Trial
 
 MIN_DIFFERENCE = 0.03
 """The smallest difference that two runs of one command do not show by themselves."""
@@ -31,7 +29,7 @@ CONFIRMS, MOST_PAIRS = 2, 4
 UNLIKE = 2.0
 """Times the noise of earlier studies on the machine from which it is another one now."""
 TOO_NOISY = 0.2
-"""Half of the 90% interval of a gain by launches alone from which the machine is too noisy, as a logarithm."""
+"""Half of the 90% interval of a gain from which runs are too noisy to tell, as a logarithm."""
 MAX_RERUNS = 4
 """How many trials of a study run once more at its end: the best, and those that may be better."""
 
@@ -55,11 +53,11 @@ class StudyEnding(NamedTuple):
     why: str
 
 
-class Study:
-    """The trials of a study in the order in which they ended."""
+class Study(StudyRuns):
+    """The trials of a study in the order in which they ended, the best of them and its gain."""
 
     def __init__(self, direction: Direction) -> None:
-        self.direction = direction
+        super().__init__(direction)
         self.own_params: Mapping[str, Value] | None = None
         """The point that the user's own command stands for; None where it is none, or unknown."""
         self.memory_limit_bytes: float | None = None
@@ -70,9 +68,6 @@ class Study:
         """Seconds of runs that were cut off, and are no trials of the study."""
         self.earlier_launches = LaunchNoise()
         """How much runs of one command differed in earlier studies on the machine."""
-        self.trials: list[Trial] = []
-        self.own_runs: list[Trial] = []
-        """The runs of the user's own command, the first on a machine that may have been cold."""
         self._checked: Trial | None = None
         """The best of those that ran again at the end."""
         self._unchecked: Trial | None = None
@@ -107,7 +102,7 @@ class Study:
         gains = self.lever_gains if self.fastest is self.best else ()
         held = {lever for gain in gains for lever in gain.levers}
         return tuple(
-            replace(result, status=LeverStatus.NO_FASTER, why="its gain did not hold when it ran again")
+            replace(result, status=LeverStatus.NO_FASTER, why="its gain did not hold, or is within the noise")
             if result.status is LeverStatus.KEPT and result.lever not in held
             else result
             for result in self._lever_results.values()
@@ -140,16 +135,6 @@ class Study:
         self._weigh(trial)
 
     @property
-    def first_baseline(self) -> Trial | None:
-        """The first run of the user's own command."""
-        return self.own_runs[0] if self.own_runs else None
-
-    @property
-    def baseline(self) -> Trial | None:
-        """The run of it that counts: the last that went well."""
-        return next((trial for trial in reversed(self.own_runs) if trial.ok), self.first_baseline)
-
-    @property
     def best(self) -> Trial | None:
         """The best trial; one that failed or takes more memory than it may is never it.
 
@@ -176,21 +161,6 @@ class Study:
         return other if is_clear and self.direction.better(other.value, than=checked.value) else None
 
     @property
-    def num_searched(self) -> int:
-        """Count the trials, without those that ran another one again."""
-        return sum(not trial.is_rerun for trial in self.trials)
-
-    @property
-    def num_counted(self) -> int:
-        """Count the runs that the budget of trials holds: all but the first of the user's own command."""
-        return len(self.trials) + len(self.own_runs[1:])
-
-    @property
-    def runs(self) -> list[Trial]:
-        """Every run, those of the user's own command first."""
-        return [*self.own_runs, *self.trials]
-
-    @property
     def counted(self) -> list[Trial]:
         """The trials that count: of one that ran again, the last run."""
         return [trial for trial in self.trials if trial.number not in self._replaced]
@@ -198,37 +168,6 @@ class Study:
     def allow_reruns(self) -> None:
         """Let as many trials run again as one run of a study may, whatever earlier ones did."""
         self.max_reruns = len(self._replaced) + MAX_RERUNS
-
-    def first_run(self, trial: Trial) -> Trial | None:
-        """Return the first run of what a rerun repeats."""
-        if trial.is_baseline:
-            return self.first_baseline if trial.is_rerun else None
-        repeated = self._repeated(trial)
-        return (self.first_run(repeated) or repeated) if repeated is not None else None
-
-    def _repeated(self, trial: Trial) -> Trial | None:
-        """Return the run that a rerun repeats, which may be a rerun itself."""
-        runs = self.own_runs if trial.is_baseline else self.trials
-        return next((each for each in runs if trial.is_rerun and each.number == trial.rerun_of), None)
-
-    def name_of(self, trial: Trial) -> str:
-        """Return what tables and lines call a run: base, 3, and 3' and 3'' where trial 3 is repeated."""
-        if trial.is_baseline or not trial.is_rerun:
-            return "base" if trial.is_baseline else str(trial.number)
-        repeated = self._repeated(trial)
-        return f"{trial.rerun_of if repeated is None else self.name_of(repeated)}'"
-
-    def number_of(self, trial: Trial) -> int:
-        """Return the number that a trial is known by: that of its first run, whichever run counts."""
-        return (self.first_run(trial) or trial).number
-
-    def reruns_of(self, trial: Trial) -> list[int]:
-        """Return the numbers of the runs that repeated a trial to confirm it."""
-        return [each.number for each in self._reruns(trial)]
-
-    def _reruns(self, trial: Trial) -> list[Trial]:
-        number = self.number_of(trial)
-        return [each for each in self.trials if each.is_rerun and self.number_of(each) == number]
 
     def limit_memory(self, limit_bytes: float | None) -> None:
         """Choose the best among what takes no more of a GPU's memory."""
@@ -288,8 +227,8 @@ class Study:
             self._unchecked = self._better_of(self._unchecked, trial)
 
     @property
-    def fastest(self) -> Trial | None:
-        """The best of all runs that went well, the user's own command included.
+    def leader(self) -> Trial | None:
+        """The best of all runs that went well, the user's own command included, by whatever noise.
 
         Where options take no effect, it is that command; where it takes more memory than it may, it is a trial.
         """
@@ -302,6 +241,12 @@ class Study:
             return best
         is_better = self.direction.better(best.value, than=base.value) if gain is None else gain > 0
         return best if is_better else base
+
+    @property
+    def fastest(self) -> Trial | None:
+        """The run whose command is the one to use: a trial must gain more than the noise over the user's own."""
+        base = self.baseline
+        return base if self.is_within_noise and base is not None and self.may_be_best(base) else self.leader
 
     @property
     def gain(self) -> float | None:
@@ -317,40 +262,20 @@ class Study:
         """Whether the best trial has the settings of the user's own command."""
         return bool(self.own_params) and self.best is not None and dict(self.best.params) == dict(self.own_params or {})
 
-    def gain_of(self, trial: Trial) -> float | None:
-        """Return how much faster a trial is than the user's own command; None where no ratio can be stated."""
-        found = self._paired(trial)
-        return None if found is None else math.expm1(found.log)
-
-    def _paired(self, trial: Trial) -> PairedGain | None:
-        """Return the gain of a trial by its neighbours among the runs of the user's own command.
-
-        First runs do not count where a later one does: the machine was cold then, or the trial chosen for its luck.
-        """
-        base = self.baseline
-        if base is None or not base.ok or not trial.ok:
-            return None
-        tried = [each for each in self._reruns(trial) if each.ok] if trial.is_rerun else []
-        return paired_gain(self._own_again or [base], tried or [trial], self.direction)
-
-    @property
-    def _own_again(self) -> list[Trial]:
-        return [run for run in self.own_runs if run.ok and run.is_rerun]
-
     def next_confirming(self, *, always: bool = False) -> Trial | None:
         """Return which of the user's own command and the best trial runs next, in turn, to confirm the gain.
 
         None where nothing is in doubt, or too many runs have not told; `always` repeats both whatever they show.
         """
         base, best = self.baseline, self.best
-        if base is None or best is None or self.gain is None or self.gain <= 0 or self.fastest is base:
+        if base is None or best is None or self.gain is None or self.gain <= 0 or self.leader is base:
             return None
         are_repeated = base.is_rerun and best.is_rerun
-        if are_repeated and self.gain < LEAST_GAIN and not self.noisy_ratio:
+        if are_repeated and self.gain < LEAST_GAIN and not self.is_too_noisy:
             return None
         if self.num_pairs >= MOST_PAIRS or (self.is_settled and (are_repeated or not always)):
             return None
-        if not any(run.number > best.number for run in self._own_again):
+        if not any(run.ok and run.is_rerun and run.number > best.number for run in self.own_runs):
             return base
         return best if self.is_open else None
 
@@ -367,20 +292,6 @@ class Study:
         seen, earlier = LaunchNoise().seen(far := self.rerun_ratios()), self.earlier_launches
         # Quiet runs of other jobs say nothing against noise that this one has shown.
         return seen if far and seen.sd > UNLIKE * earlier.sd else earlier.seen(far)
-
-    def rerun_ratios(self, *, near: bool = False, besides: Iterable[Trial] = ()) -> list[float]:
-        """Return the logarithms of the ratios between a second run and its first, or of those between later ones.
-
-        `besides` are trials that are left out.
-        """
-        left_out = {(trial.is_baseline, trial.number) for trial in besides}
-        pairs = [
-            (trial.value or 0.0, before.value or 0.0)
-            for trial in self.runs
-            if (trial.is_baseline, trial.number) not in left_out
-            if (before := self._repeated(trial)) is not None and before.is_rerun is near
-        ]
-        return [math.log(again / before) for again, before in pairs if again > 0 and before > 0]
 
     @property
     def gain_half_width(self) -> float | None:
@@ -414,12 +325,16 @@ class Study:
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) <= half_width
 
     @property
+    def is_too_noisy(self) -> bool:
+        """Whether runs differ by so much that the gain may as well be a loss."""
+        gain, half_width = self.gain, self.noise_half_width
+        return gain is not None and half_width is not None and half_width >= max(abs(math.log1p(gain)), TOO_NOISY)
+
+    @property
     def noisy_ratio(self) -> float | None:
-        """The largest ratio of two runs of one command, where these differ by too much to tell what is faster."""
-        seen, gain = self.rerun_ratios(near=True) or self.rerun_ratios(), self.gain
-        if not seen or gain is None or self._launches_half_width < max(abs(math.log1p(gain)), TOO_NOISY):
-            return None
-        return math.exp(max(map(abs, seen)))
+        """The largest ratio of two runs of one command; None where none ran twice."""
+        seen = self.rerun_ratios(near=True) or self.rerun_ratios()
+        return math.exp(max(map(abs, seen))) if seen else None
 
     @property
     def is_clear(self) -> bool:
@@ -437,17 +352,6 @@ class Study:
     def num_pairs(self) -> int:
         """Count the neighbouring pairs of runs that the gain is from."""
         return self._best_paired.num_pairs if self._best_paired is not None else 0
-
-    def counts(self) -> Counter[Outcome]:
-        """Count the trials by outcome, without those that ran another one again."""
-        return Counter(trial.outcome for trial in self.trials if not trial.is_rerun)
-
-    def time_left_s(self, num_left: int | None) -> float | None:
-        """Estimate the seconds for `num_left` more trials, from those that ran."""
-        durations = [trial.duration_s * trial.num_runs for trial in self.trials if trial.duration_s is not None]
-        if num_left is None or not durations:
-            return None
-        return num_left * statistics.fmean(durations)
 
     def _better_of(self, best: Trial | None, trial: Trial) -> Trial | None:
         if trial.value is None:

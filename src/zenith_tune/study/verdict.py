@@ -16,6 +16,8 @@ from zenith_tune.units import count, format_bytes, format_seconds, format_value,
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
 SAFER = 0.90
+QUIETER = "use an idle machine, or longer trials (--no-early-stop, --repeats 3)"
+"""What helps where runs differ by too much to tell what is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +115,9 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         found = f"trial {study.number_of(best)} is the best within the memory limit"
         sentence = f"{takes}: {found}, {1 + gain:.2f}x your own command"
         return Verdict(sentence=sentence, speedup=1 + gain, memory_share=memory_share)
-    if gain <= 0 or study.fastest is base:
-        half = study.gain_half_width or 0.0
-        low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
-        if study.num_pairs > 1 and (noisy := _too_noisy(study, 1 + gain, low, high)) is not None:
-            return Verdict(sentence=noisy, speedup=1.0)
+    if gain <= 0 or study.leader is base:
+        if study.num_pairs > 1 and study.is_too_noisy:
+            return Verdict(sentence=_too_noisy(study, best), speedup=1.0)
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         num = count(study.num_searched, "trial") + within
         return Verdict(sentence=f"no gain: none of {num} is {_faster(best)} than your own command", speedup=1.0)
@@ -163,7 +163,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     return Verdict(
         sentence="; ".join(part for part in parts if part),
         headline=speed,
-        changes=changes_of(study, 1 + gain),
+        changes=() if study.is_within_noise else changes_of(study, 1 + gain),
         speedup=1 + gain,
         low=low,
         high=high,
@@ -219,24 +219,37 @@ def _faster(trial: Trial) -> str:
 
 
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:
-    if study.is_within_noise:
-        return (
-            _too_noisy(study, speedup, low, high)
-            or f"no gain beyond the noise: {speedup:.2f}x ({low:.2f} to {high:.2f})"
-        )
     assert study.best is not None
-    how = "confirmed" if is_confirmed else "clear" if study.is_clear else "not confirmed"
+    if study.is_within_noise:
+        return _within_noise(study, study.best, f"{speedup:.2f}x ({low:.2f} to {high:.2f})")
+    how = "confirmed" if is_confirmed else "far beyond the noise" if study.is_clear else "not confirmed"
     if how == "not confirmed" and not study.launch_noise.num_pairs:
         how += f": two launches may differ by {FIRST_LAUNCHES:.0%}"
     return f"{speedup:.2f}x {_faster(study.best)} ({low:.2f} to {high:.2f}, {how})"
 
 
-def _too_noisy(study: Study, speedup: float, low: float, high: float) -> str | None:
-    """Say what was seen of a machine on which runs differ by too much to tell; None where they do not."""
-    if (ratio := study.noisy_ratio) is None:
-        return None
-    noise = f"the machine is too noisy to tell: runs of one command differed by up to {ratio:.2g}x"
-    return f"{noise}; measured {speedup:.2f}x ({low:.2f} to {high:.2f})"
+def _within_noise(study: Study, best: Trial, measured: str) -> str:
+    """Say that there is no gain, what was measured, and by whose noise."""
+    if study.is_too_noisy:
+        return _too_noisy(study, best)
+    found = f"no gain beyond the noise: trial {study.number_of(best)} measured {measured}, {_stays(study)}"
+    by_earlier = study.noisy_ratio is None and study.launch_noise.num_pairs
+    return f"{found}; the noise is that of earlier studies here, as nothing ran twice" if by_earlier else found
+
+
+def _too_noisy(study: Study, best: Trial) -> str:
+    """Say what was seen of a machine on which runs differ by too much to tell, and what may help."""
+    ratio, seen = study.noisy_ratio, study.seen_speedups(best)
+    if ratio is not None:
+        why = f"runs of one command differed by up to {ratio:.2g}x"
+    elif study.launch_noise.num_pairs:
+        why = "runs of one command differed as much in earlier studies here"
+    else:
+        why = "the steps of a run differ too much"
+    low, high = seen or (0.0, 0.0)
+    measured = f"{low:.2f}x" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}x to {high:.2f}x"
+    trial = f"trial {study.number_of(best)} measured {measured} the speed of your own command"
+    return f"too noisy to tell: {why}, and {trial}, which stays; {QUIETER}"
 
 
 def _phases(study: Study, speedup: float) -> str:

@@ -78,7 +78,7 @@ class Confirmation:
             if confirming is not None and confirming.smaller is not None:
                 self._try(dict(confirming.smaller), f"trial {study.number_of(again)} {why}")
             following = study.contender
-            if following is None or study.fastest is study.baseline:
+            if following is None or study.leader is study.baseline:
                 return [*lines, f"trial {study.number_of(again)} {why}, and nothing smaller is faster"]
             lines.append(f"trial {study.number_of(again)} {why}: trial {following.number} is tried in its place")
             again = self._again(following)
@@ -126,7 +126,7 @@ class Confirmation:
     def _claims_gain(self) -> bool:
         """Tell whether there is a gain over the user's own command that wants confirmation."""
         study = self._session.study
-        return self._claims and study.gain is not None and study.gain > 0 and study.fastest is not study.baseline
+        return self._claims and study.gain is not None and study.gain > 0 and study.leader is not study.baseline
 
     def _next(self) -> Trial | None:
         """Return what runs next to confirm the gain."""
@@ -158,12 +158,11 @@ class Confirmation:
         gain = self._gain(again, over=first) if first is not None and again is not None and again is not first else None
         if first is None or again is None or gain is None or abs(gain) <= MIN_DIFFERENCE:
             return None
-        if study.noisy_ratio is not None and study.num_pairs > 1:  # which the verdict says
+        if study.is_too_noisy and study.num_pairs > 1:  # which the verdict says
             return None
         at_first, at_end = format_value(first.value or 0.0, first.unit), format_value(again.value or 0.0)
-        was = f"your own command measured {at_first} at first and {at_end} at the end"
-        which = "the gain is over neighbouring runs of it, and those of rows printed before over the first"
-        return f"the machine drifted: {was} ({gain:+.1%}); {which}"
+        was = f"your own command measured {at_first} at first and {at_end} when it ran again ({gain:+.1%})"
+        return f"{was}: each row's gain is over its last run before, the verdict's over neighbouring runs"
 
     def _again(self, trial: Trial) -> Trial:
         why = f"trial {self._session.study.number_of(trial)} again, to confirm it"

@@ -137,9 +137,10 @@ class TerminalReporter(ConsoleReporter):
         lines = [verdict.headline]
         if end.reason is not EndReason.DONE:
             lines.append(f"stopped: {end.why}")
-        if names_best and study.best is not None and verdict.low is not None:
+        is_gain = study.best is not None and study.fastest is study.best
+        if names_best and study.best is not None and is_gain and verdict.low is not None:
             lines.append(_named("best", f"trial {study.number_of(study.best)}"))
-        if verdict.changes and study.fastest is study.best:
+        if verdict.changes and is_gain:
             lines.append(_named("changed", changes_text(verdict.changes)))
         safer = verdict.safer
         if safer is not None and (verdict.memory_share or 0.0) >= NEARLY_FULL:
@@ -147,7 +148,6 @@ class TerminalReporter(ConsoleReporter):
             lines.append(_named("memory", f"{verdict.memory_share:.0%} of a GPU is used; {less}"))
         if (lost := _why_lost(study)) is not None:
             lines.append(f"note: {lost}")
-        is_gain = study.best is not None and study.fastest is not study.baseline and not study.is_within_noise
         if is_gain and end.best_command_path.exists():
             lines.append(_named("run", f"bash {_near(end.best_command_path)}"))
             if end.best_diff_path is not None and end.best_diff_path.exists():
@@ -188,12 +188,13 @@ class TerminalReporter(ConsoleReporter):
     def _row(self, row: Row, best: Trial | None) -> Text:
         trial, study = row.trial, self.study
         assert study is not None
-        name = "0" + "'" * trial.is_rerun if trial.is_baseline else study.name_of(trial)
+        times = sum(run.is_rerun and run.number <= trial.number for run in study.own_runs)
+        name = "0" + "'" * times if trial.is_baseline else study.name_of(trial)
         mark, style = ("*", "bold") if trial is best and not trial.is_baseline else ("", "")
         if trial.value is None:
             room = max(self._console.width - self._label_width - 8, MIN_LABEL)
             return Text(f"{self._cells(mark, name, row.label, [])}  {cut(failure_text(trial), room)}", style="red")
-        gain = study.gain_of(trial)
+        gain = study.row_gain(trial)
         shown = "" if gain is None or trial.is_baseline else gain_text(gain)
         memory = f"{trial.peak_memory_bytes / GIB:.0f} GiB" if trial.peak_memory_bytes else ""
         return Text(

@@ -87,7 +87,7 @@ def _cells(trial: Trial, study: Study, labels: dict[int, str]) -> list[Text]:
     label = "your command" if trial.is_baseline else labels.get(trial.number, "")
     ended = str(trial.outcome) if trial.early is None else EARLY[_early_kind(trial.early)]
     figures = {"name": study.name_of(trial), "label": label, "state": ended, "is_baseline": trial.is_baseline}
-    figures |= {"value": trial.value, "half_width": trial.half_width, "gain": study.gain_of(trial)}
+    figures |= {"value": trial.value, "half_width": trial.half_width, "gain": study.row_gain(trial)}
     figures |= {"memory_bytes": trial.peak_memory_bytes, "duration_s": trial.duration_s}
     columns = ("trial", "layout", "state", "value and spread", "gain", "memory", "time")
     number, name, state, *rest = trial_cells(figures, *columns)

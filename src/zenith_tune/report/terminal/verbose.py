@@ -206,13 +206,13 @@ class VerboseReporter(ConsoleReporter):
         if study.gain is None:
             self._say(f"your command: {base.outcome}" + (f" ({base.cause})" if base.cause else ""))
         elif study.fastest is base:
-            self._say(f"gain: none; the best trial is {format_gain(study.gain)} against your own command")
+            noise = f", within the noise of{format_range(study.noise_half_width)}" * study.is_within_noise
+            self._say(f"gain: none; the best trial is {format_gain(study.gain)} against your own command{noise}")
         elif study.best_is_own and study.best is not None:
             runs = f"two runs of them differ by {format_gain(study.gain_of(study.best) or 0.0)}"
             self._say(f"gain: none; the best trial has the settings of your own command, and {runs}")
         else:
             over = format_value(base.value or 0, base.unit)
-            noise = f", within the noise of{format_range(study.noise_half_width)}" * study.is_within_noise
-            self._say(f"gain: {format_gain(study.gain)} over your command ({over}){noise}")
+            self._say(f"gain: {format_gain(study.gain)} over your command ({over})")
         if note := batch_note(study):
             self.noted(note)

@@ -29,7 +29,7 @@ function studyHeadline(data, width) {
       beforeAndAfter(data, width),
       otherChoices(data),
       ownNotes(data),
-      first && !own && again && !data.is_within_noise ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by repeated runs (${again}).`) : null,
+      first && !own && again ? el("p", { class: "note" }, `This is trial ${data.best}, confirmed by repeated runs (${again}).`) : null,
       data.verdict || first?.why
         ? fold("verdict", "The verdict in full", () =>
             el("div", null, el("p", null, sentenceOf(data.verdict)), first?.why ? el("p", null, `Picked because: ${first.why}`) : null),
@@ -107,11 +107,11 @@ function speedTile(data, best, own) {
   const unit = `${format.short(data.unit || "best value", 40)}${spread}`;
   if (!own || own.value === null || !isNumber(data.gain)) return tile(format.value(best.value), unit);
   const gain = format.gain(data.gain);
-  if (data.fastest_is_baseline) return tile("none", `gain; the best trial is ${gain} against your own command`, true);
+  const noise = data.is_within_noise ? ", within the noise" : "";
+  if (data.fastest_is_baseline) return tile("none", `gain; the best trial is ${gain} against your own command${noise}`, true);
   if (data.best_is_own) return tile("none", "gain; the best trial has the settings of your own command", true);
-  const notes = [data.is_within_noise ? `${gain}, within the noise` : "", data.batch_note ? "another batch" : ""];
-  const shown = data.is_within_noise ? "unclear" : gain;
-  return tile(shown, [`${format.value(own.value)} to ${format.value(best.value)} ${unit}`, ...notes].filter(Boolean).join("; "), true);
+  const note = data.batch_note ? "; another batch" : "";
+  return tile(gain, `${format.value(own.value)} to ${format.value(best.value)} ${unit}${note}`, true);
 }
 
 function memoryWords(data, best) {
