@@ -63,3 +63,17 @@ def test_a_torn_line_makes_no_warning_of_python() -> None:
 
 def test_a_number_is_read_from_an_object_behind_text() -> None:
     assert JsonEvaluator("tokens_per_s").evaluate('INFO {"step": 1, "tokens_per_s": 512.0}', {}) == 512.0
+
+
+@pytest.mark.parametrize(
+    ("key", "unit"),
+    [
+        ("tokens_per_s", "tokens/s"), ("speed.train_samples_per_second", "samples/s"), ("tokens/s/GPU", "tokens/s/GPU"),
+        ("step_time_ms", "ms"), ("elapsed_s", "s"), ("TFLOPS", "TFLOP/s"), ("steps", ""), ("loss", ""),
+    ],
+)  # fmt: skip
+def test_the_unit_is_what_the_name_states(key: str, unit: str) -> None:
+    log = "".join(f'{{"{key}": {1 + index / 100}}}\n' for index in range(9))
+    evaluator = JsonEvaluator(key)
+    progress = evaluator.progress(log, {})
+    assert evaluator.measure(log, {}).unit == unit and (progress is None or progress.unit == unit)

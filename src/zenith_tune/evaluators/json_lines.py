@@ -20,6 +20,9 @@ from zenith_tune.study.trial_log import lines_of
 PREFIX = "json:"
 _RATE = re.compile(r"per_?s(ec(ond)?)?(?![a-z])|/s(ec)?$|throughput|tflops|mfu|speed", re.IGNORECASE)
 """Names of numbers that are maximized unless the user says otherwise."""
+_PER_SECOND = re.compile(r"([^\W_]+)(?:_per_|/)(?:s|sec|second)(_per_gpu|/gpu)?$", re.IGNORECASE)
+_UNITS = {r"(^|[_.])ms$": "ms", r"_(s|sec|secs|seconds)$": "s", r"(^|[_.])tflops$": "TFLOP/s"}
+"""Endings of names that state a unit."""
 MOST_NAMED = 12
 _KEY = re.compile(r"[\w./ -]{1,200}")
 
@@ -38,7 +41,7 @@ class JsonEvaluator(RegexEvaluator):
         if not _KEY.fullmatch(key):
             hint = "give it as in --objective json:tokens_per_s"
             raise UsageError(f"a number's name must be letters, digits and dots, but got {key[:40]!r}", hint=hint)
-        self.key, self.pattern, self.selector = key, PREFIX + key, selector
+        self.key, self.pattern, self.selector, self.unit = key, PREFIX + key, selector, unit_of(key)
         usual = Direction.MAXIMIZE if _RATE.search(key) else Direction.MINIMIZE
         self.direction = usual if direction is None else Direction(direction)
 
@@ -70,6 +73,17 @@ class JsonEvaluator(RegexEvaluator):
         for name in self.key.split("."):
             found = found.get(name) if isinstance(found, dict) else None
         return found
+
+
+def unit_of(key: str) -> str:
+    """Return the unit that a number's name states, or nothing.
+
+    >>> unit_of("train_tokens_per_second"), unit_of("perf.step_time_ms"), unit_of("samples/s"), unit_of("loss")
+    ('tokens/s', 'ms', 'samples/s', '')
+    """
+    if (rate := _PER_SECOND.search(key)) is not None:
+        return f"{rate[1]}/s" + "/GPU" * bool(rate[2])
+    return next((unit for ending, unit in _UNITS.items() if re.search(ending, key, re.IGNORECASE)), "")
 
 
 def _names(lines: Iterable[str]) -> list[str]:

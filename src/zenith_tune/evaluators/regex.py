@@ -66,6 +66,7 @@ class RegexEvaluator(TuningEvaluator):
         self.pattern = pattern
         self.selector = selector
         self.direction = Direction(direction)
+        self.unit = ""
         self._compiled = _compiled(pattern)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
@@ -79,8 +80,9 @@ class RegexEvaluator(TuningEvaluator):
         value = self.evaluate(stdout, metadata)
         progress = self.progress(stdout, metadata)
         if progress is None:
-            return Measurement(value=value)
-        return replace(summarise(progress.values, self.direction, common_error=progress.common_error), value=value)
+            return Measurement(value=value, unit=self.unit)
+        found = summarise(progress.values, self.direction, common_error=progress.common_error)
+        return replace(found, value=value, unit=self.unit)
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
         """Return the steady numbers so far; None where there are fewer than two, or one is no speed."""
@@ -98,6 +100,7 @@ class RegexEvaluator(TuningEvaluator):
         return Progress(
             values=steady,
             value=value,
+            unit=self.unit,
             num_iterations=len(numbers),
             # As far as what is chosen lies from what a long run has, so far off it may be.
             common_error=abs(value / long_run(steady, self.direction) - 1),

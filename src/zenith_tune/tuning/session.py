@@ -465,7 +465,7 @@ class StudySession:
     def _in_one_unit(self, trial: Trial) -> Trial:
         """Fail a trial whose value cannot be compared, because its log led to another unit than the first one's."""
         first = next((each for each in (self.study.baseline, *self.study.trials) if each is not None and each.ok), None)
-        if not trial.ok or first is None or first.unit == trial.unit:
+        if not trial.ok or first is None or first.unit in ("", trial.unit):
             return trial
         cause = f"its value is in {trial.unit or 'no unit'}, but those before it are in {first.unit or 'no unit'}"
         return replace(trial, outcome=Outcome.ERROR, value=None, cause=cause, failure=str(FailureKind.METRIC))
