@@ -51,9 +51,11 @@ def _study_names(context: click.Context) -> list[str]:
         return study_names(database_url(db))
     from zenith_tune.record.folder import DEFAULT_OUTPUT_DIR, RECORD_NAME
 
-    # Folders alone: a database takes a second to open.
-    found = Path(context.params.get("output_dir") or DEFAULT_OUTPUT_DIR).expanduser().glob(f"*/{RECORD_NAME}")
-    return [path.parent.name for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    # Folders alone: a database takes a second to open. An imported study has no record.
+    root = Path(context.params.get("output_dir") or DEFAULT_OUTPUT_DIR).expanduser()
+    found = [path for path in root.glob("*/*.json") if path.name in (RECORD_NAME, "study.json")]
+    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    return list(dict.fromkeys(path.parent.name for path in newest))
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:

@@ -24,7 +24,7 @@ class ZenithTune(click.Group):
 
     modules = (
         *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
-        *("studies.compare", "studies.list", "studies.resume"),
+        *("studies.compare", "studies.import_", "studies.list", "studies.resume"),
     )
     """Modules of this folder, each of its command's name."""
     siblings = ("checkpoint",)
@@ -32,7 +32,7 @@ class ZenithTune(click.Group):
 
     @property
     def _module_of(self) -> dict[str, str]:
-        return {module.rpartition(".")[2]: module for module in self.modules}
+        return {module.rpartition(".")[2].rstrip("_"): module for module in self.modules}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *self._module_of, *_packaged_commands().names})

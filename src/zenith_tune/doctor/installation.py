@@ -39,6 +39,12 @@ def installation_lines() -> Iterator[str]:
     yield from _here_and_not("extras", complete, hint=", each by pip install 'zenith-tune[NAME]'")
 
 
+def installed_versions() -> dict[str, str]:
+    """Return the version of Python, of this package and of the frameworks that are here."""
+    found = {"zenith-tune": __version__, "python": platform.python_version()}
+    return found | {name: version for name in FRAMEWORKS if (version := _version(name))}
+
+
 def _here_and_not(what: str, found: Mapping[str, str], hint: str = "") -> Iterator[str]:
     here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     missing = ", ".join(name for name, version in found.items() if not version)

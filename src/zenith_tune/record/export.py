@@ -16,7 +16,7 @@ from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.scripts.opened import changed_script
 from zenith_tune.shell.secrets import find_secrets, mask
-from zenith_tune.study.files import write_atomically, write_json
+from zenith_tune.study.files import Json, write_atomically, write_json
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Trial
 
@@ -80,10 +80,7 @@ def export(
 ) -> None:
     """Write trials.csv, study.json, best_command.sh and the change of an opened script, each as a whole."""
     write_atomically(folder.csv, _csv(study))
-    content = {**asdict(header), "direction": str(study.direction), **outcome_as_json(study)}
-    trials = [{**trial_as_json(trial), "identity": trial.identity} for trial in study.runs]
-    known = {"trials": trials, "best_command": best_command, "search": asdict(search or StudySearch())}
-    write_json(folder.json, {**content, **known})
+    write_json(folder.json, study_as_json(study, header, best_command, search))
     if best_command is not None:
         start = f"cd {shlex.quote(header.working_folder)} || exit\n" if header.working_folder else ""
         change = changed_script(header.command, best_command)
@@ -91,6 +88,20 @@ def export(
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{best_command}\n")
         if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
+
+
+def study_as_json(
+    study: Study, header: StudyHeader, best_command: str | None, search: StudySearch | None = None
+) -> Json:
+    """Return a whole study as plain values."""
+    return {
+        **asdict(header),
+        "direction": str(study.direction),
+        **outcome_as_json(study),
+        "trials": [{**trial_as_json(trial), "identity": trial.identity} for trial in study.runs],
+        "best_command": best_command,
+        "search": asdict(search or StudySearch()),
+    }
 
 
 def _csv(study: Study) -> str:

@@ -14,7 +14,7 @@ from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.search import SEARCH_KEY, StudySearch
 from zenith_tune.record.server.url import database_path, shown
 from zenith_tune.record.storage import clear_errors, open_for_reading, opened_storage
-from zenith_tune.record.stored_trial import TWIN_OF, TrialFolders, exported_trial, refuse_unreadable, trial_view
+from zenith_tune.record.stored_trial import TWIN_OF, TrialFolders, exported_view, refuse_unreadable, trial_view
 from zenith_tune.record.view import StudyHeader, StudyView, TrialView, study_of
 from zenith_tune.study.files import Json, open_regular
 from zenith_tune.study.optuna_types import quiet_optuna
@@ -62,7 +62,7 @@ class ExportedStudy:
         header = {field.name: content[field.name] for field in fields(StudyHeader) if field.name in content}
         if not isinstance(header.get("args", {}), dict):
             raise TypeError(f"args is {header['args']!r}")
-        trials = tuple(TrialView(trial=exported_trial(each, content["trials"])) for each in content["trials"])
+        trials = tuple(exported_view(each, content["trials"]) for each in content["trials"])
         search = StudySearch.from_json(content.get("search"))
         return StudyView(
             name=self.name,

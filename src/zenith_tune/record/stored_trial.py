@@ -29,6 +29,7 @@ _EXPORTED = {
     *_TEXTS,
     *_NUMBERS,
     *("number", "outcome", "value", "command", "folder", "is_baseline", "why", "parameters", "identity", "rerun_of"),
+    *("label", "started_s", "ended_s"),
 }
 
 
@@ -86,6 +87,16 @@ def exported_trial(content: Json, trials: Sequence[Json] = ()) -> Trial:
     extra = {name: value for name, value in content.items() if name not in _EXPORTED}
     number, params, result = int(content["number"]), dict(content["parameters"]), {**content, "extra": extra}
     return _decoded(number, params, content["value"], content, result, folder, trials)
+
+
+def exported_view(content: Json, trials: Sequence[Json]) -> TrialView:
+    """Return one of the trials of a study.json, with its name and times where a bundle brought them."""
+    return TrialView(
+        trial=exported_trial(content, trials),
+        label=str(content.get("label", "")),
+        started_s=_finite(content.get("started_s")),
+        ended_s=_finite(content.get("ended_s")),
+    )
 
 
 @contextmanager

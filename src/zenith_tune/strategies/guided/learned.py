@@ -81,13 +81,24 @@ def keep(
     return path
 
 
+def adopt(path: Path) -> Path | None:
+    """Keep what another machine learned for the next study here, unless this one has learned from as many runs."""
+    folder, theirs = learned_folder(), load_calibration(path)
+    known = None if folder is None else _learned(folder / path.name)
+    if folder is None or (known is not None and known.time.num_own >= theirs.time.num_own):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    save_calibration(theirs, folder / path.name)
+    return folder / path.name
+
+
 def _begin(subject: PlanSubject, given: Path | None, learns: bool) -> tuple[Calibration, str]:
     if given is not None:
         return load_calibration(given), f"calibrated by {given}"
     path = learned_path(subject)
     learned = _learned(path) if learns and path is not None else None
     if learned is not None:
-        return learned, "calibrated by earlier studies on this machine"
+        return learned, "calibrated by earlier studies"
     calibration = default_calibration(subject.job.framework.name)
     return calibration, "calibrated by published runs" if calibration.num_runs else "not calibrated"
 
