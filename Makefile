@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What `make test` installs besides the base: a Python that an engine has no wheel for yet leaves the engines, and the siblings that need torch, out (EXTRAS=dev).
+# What `make test` installs besides the base: a Python that an engine has no wheel for yet leaves the engines, and checkpoint/, out (EXTRAS=dev).
 EXTRAS ?= dev,engines
 BENCH_EXTRAS ?= optuna,smac,boosted,deepspeed,syne-tune
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -91,7 +91,7 @@ $(VENV)/.base: $(PACKAGES)
 
 $(VENV)/.dev: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --no-compile -e '.[$(EXTRAS)]' $(if $(findstring engines,$(EXTRAS)),-e ./checkpoint -e ./mimo) \
+	$(PIP) install --no-compile -e '.[$(EXTRAS)]' -e ./mimo $(if $(findstring engines,$(EXTRAS)),-e ./checkpoint) \
 		-e ./kubernetes \
 		-e './layoutbench$(if $(BENCH_EXTRAS),[$(BENCH_EXTRAS)])'
 	touch $@ $(VENV)/.base

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zenith_mimo.planning.config import TransformerConfig
+from zenith_mimo.planning.work import MeasuredPass, ModuleRates, PassRate, fit_rate
 from zenith_mimo.tensor_parallel import Block, TensorParallel
-from zenith_tune.planner.mimo.modules import TransformerConfig
-from zenith_tune.planner.mimo.work import MeasuredPass, ModuleRates, PassRate, fit_rate
 
 STATED_FLOPS = 0.4 * 989e12
 """What a plan without measurements takes for an H200: 40% of its dense bfloat16 peak."""

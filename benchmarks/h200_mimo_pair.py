@@ -33,18 +33,18 @@ from zenith_mimo.checkpoint import load_checkpoint, save_checkpoint
 from zenith_mimo.hugging_face import CausalStage, VisionStage
 from zenith_mimo.modules import MimoModel, call
 from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
+from zenith_mimo.planning.candidate import MimoCandidate
+from zenith_mimo.planning.config import LANGUAGE, MimoLayout, ModuleLayout
+from zenith_mimo.planning.hugging_face import causal_work, vision_work
+from zenith_mimo.planning.job import ENCODER, MimoJob
+from zenith_mimo.planning.prediction import predict
+from zenith_mimo.planning.timeline import passes_of
+from zenith_mimo.preset.device import gpu_device
+from zenith_mimo.preset.job import MimoArguments
 from zenith_mimo.samples import Sample, collate
 from zenith_mimo.topology import Topology
 from zenith_mimo.trainer import Trainer
 from zenith_tune.describe.cluster_catalog import load_cluster
-from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.hugging_face import causal_work, vision_work
-from zenith_tune.planner.mimo.job import ENCODER, MimoJob
-from zenith_tune.planner.mimo.modules import LANGUAGE, MimoLayout, ModuleLayout
-from zenith_tune.planner.mimo.prediction import predict
-from zenith_tune.planner.mimo.timeline import passes_of
-from zenith_tune.presets.mimo.device import gpu_device
-from zenith_tune.presets.mimo.job import MimoArguments
 
 IMAGE, BATCH, NUM_BATCHES = 0, 8, 4
 ITEMS = (2, 1, 3, 0)

@@ -31,10 +31,7 @@ import torch.distributed as dist
 from zenith_mimo.hugging_face import CausalStage, VisionStage
 from zenith_mimo.modules import BuildStage, MimoModel
 from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
-from zenith_mimo.samples import RandomSamples, Sample, SampleSource
-from zenith_mimo.topology import Topology
-from zenith_mimo.trainer import Trainer
-from zenith_tune.planner.mimo.modules import (
+from zenith_mimo.planning.config import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
@@ -42,6 +39,9 @@ from zenith_tune.planner.mimo.modules import (
     ModuleLayout,
     TransformerConfig,
 )
+from zenith_mimo.samples import RandomSamples, Sample, SampleSource
+from zenith_mimo.topology import Topology
+from zenith_mimo.trainer import Trainer
 
 LAYOUT = MimoLayout(modules={"vision": ModuleLayout(), "language": ModuleLayout()})
 OPTIMIZER = OptimizerConfig(lr=1e-4, clip_grad=1.0)

@@ -30,11 +30,7 @@ from torch import Tensor
 from zenith_mimo.local_ranks import run_ranks
 from zenith_mimo.modules import MimoModel, build_module
 from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
-from zenith_mimo.samples import MicroBatch, RandomSamples, Sample, collate
-from zenith_mimo.tensor_parallel import TensorParallel
-from zenith_mimo.topology import Topology
-from zenith_mimo.trainer import Trainer
-from zenith_tune.planner.mimo.modules import (
+from zenith_mimo.planning.config import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
@@ -42,6 +38,10 @@ from zenith_tune.planner.mimo.modules import (
     ModuleLayout,
     TransformerConfig,
 )
+from zenith_mimo.samples import MicroBatch, RandomSamples, Sample, collate
+from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_mimo.topology import Topology
+from zenith_mimo.trainer import Trainer
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=1.0)
 IMAGES_PER_SAMPLE = 2

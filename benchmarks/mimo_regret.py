@@ -35,10 +35,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from zenith_tune.planner.mimo.candidate import MimoCandidate
-from zenith_tune.planner.mimo.search import MimoSearch
-from zenith_tune.presets.mimo.example import example_options
-from zenith_tune.presets.mimo.preset import MimoPreset
+from zenith_mimo.planning.candidate import MimoCandidate
+from zenith_mimo.planning.search import MimoSearch
+from zenith_mimo.preset.example import example_options
+from zenith_mimo.preset.preset import MimoPreset
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINER = ROOT / "examples" / "mimo_train.py"

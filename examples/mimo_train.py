@@ -34,15 +34,15 @@ from zenith_mimo.command import (
     run,
 )
 from zenith_mimo.optimizer import OptimizerConfig
-from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import (
+from zenith_mimo.planning.config import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,
     MimoLayout,
     TransformerConfig,
 )
-from zenith_tune.planner.mimo.work import check_layout, step_flops
+from zenith_mimo.planning.work import check_layout, step_flops
+from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
     from zenith_mimo.megatron.trainer import MegatronTrainer

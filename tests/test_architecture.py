@@ -42,7 +42,6 @@ FAMILIES = {
     ("axolotl", "trainer"),
     ("llamafactory", "trainer"),
     ("megatron_bridge", "megatron"),
-    ("mimo", "megatron"),
 }
 """Frameworks on top of others, as (importer, imported)."""
 

@@ -53,6 +53,16 @@ class UnknownNameError(UsageError):
         super().__init__(f"unknown {kind} {name!r}{guess} Known: {', '.join(names) or 'none'}.")
 
 
+class MissingPackageError(UsageError):
+    """Something of another package of this project, which is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} is in the package zenith-{extra}, which is not installed",
+            hint=f"pip install 'zenith-tune[{extra}]', or ./{extra} in a clone",
+        )
+
+
 class CommandError(UsageError):
     """A training command that cannot be edited safely."""
 

@@ -12,11 +12,11 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import MissingPackageError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -50,12 +50,20 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, kind: str, entry_point_group: str, built_in: dict[str, str], *, contract: type[T] | None = None
+        self,
+        kind: str,
+        entry_point_group: str,
+        built_in: dict[str, str],
+        *,
+        contract: type[T] | None = None,
+        siblings: Collection[str] = (),
     ) -> None:
+        """`siblings` are in other packages of this project: the extra of the same name installs each."""
         self.kind = kind
         self.contract = contract
         self.entry_point_group = entry_point_group
         self._built_in = built_in
+        self._siblings = siblings
         self._classes: dict[str, type[T]] = {}
         self._broken: set[str] = set()
 
@@ -81,6 +89,8 @@ class Registry(Generic[T]):
             importlib.import_module(self._built_in[name])
         if name not in self._classes:
             self._load_plugin(name)
+        if name not in self._classes and name in self._siblings and name not in self._broken:
+            raise MissingPackageError(f"{self.kind} {name}", name)
         if name not in self._classes:
             raise UnknownNameError(self.kind, name, self.names())
         return self._classes[name]

@@ -20,7 +20,7 @@ import torch
 from transformers import CLIPVisionConfig, Qwen2Config
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from zenith_tune.planner.mimo.modules import TransformerConfig
+from zenith_mimo.planning.config import TransformerConfig
 import h200_mimo as script
 
 torch.set_num_threads(1)

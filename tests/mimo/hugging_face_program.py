@@ -28,12 +28,12 @@ from zenith_mimo.checkpoint import save_checkpoint
 from zenith_mimo.hugging_face import CausalStage, VisionStage, export_module
 from zenith_mimo.modules import BuildStage, MimoModel
 from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer
+from zenith_mimo.planning.config import MimoLayout, ModuleLayout
 from zenith_mimo.samples import Sample, collate
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_mimo.topology import Topology
 from zenith_mimo.trainer import Trainer
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
 
 VISION: dict[str, Any] = {
     "hidden_size": 16,

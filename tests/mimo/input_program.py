@@ -19,10 +19,10 @@ from tests.mimo.save_program import problem_of
 from tests.mimo.small_models import GLOBAL_BATCH_SIZE, NUM_ITEMS, VISION_LANGUAGE, pair
 from zenith_mimo.modules import MimoModel
 from zenith_mimo.optimizer import get_mimo_optimizer
+from zenith_mimo.planning.config import ModuleLayout
 from zenith_mimo.samples import RandomSamples, Sample
 from zenith_mimo.topology import Topology
 from zenith_mimo.trainer import Trainer
-from zenith_tune.planner.mimo.modules import ModuleLayout
 
 OWN = pair(ModuleLayout(), ModuleLayout(offset=1))
 SHARED = pair(ModuleLayout(), ModuleLayout())

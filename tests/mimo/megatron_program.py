@@ -32,16 +32,16 @@ from zenith_mimo.megatron.topology import MegatronTopology  # noqa: E402
 from zenith_mimo.megatron.trainer import MegatronTrainer  # noqa: E402
 from zenith_mimo.modules import MimoModel  # noqa: E402
 from zenith_mimo.optimizer import OptimizerConfig, get_mimo_optimizer  # noqa: E402
+from zenith_mimo.planning.config import (  # noqa: E402
+    MimoConfig,
+    MimoLayout,
+    ModuleLayout,
+)
 from zenith_mimo.samples import RandomSamples  # noqa: E402
 from zenith_mimo.tensor_parallel import LogicalShard  # noqa: E402
 from zenith_mimo.topology import Topology  # noqa: E402
 from zenith_mimo.trainer import Trainer  # noqa: E402
 from zenith_tune.errors import UsageError  # noqa: E402
-from zenith_tune.planner.mimo.modules import (  # noqa: E402
-    MimoConfig,
-    MimoLayout,
-    ModuleLayout,
-)
 
 NUM_STEPS, BATCH = 2, 8
 # Single precision with a large eps: Adam does not make steps of rounding.

@@ -29,8 +29,8 @@ from zenith_mimo.megatron.support import MegatronSupport  # noqa: E402
 from zenith_mimo.megatron.topology import MegatronTopology  # noqa: E402
 from zenith_mimo.megatron.trainer import MegatronTrainer  # noqa: E402
 from zenith_mimo.optimizer import OptimizerConfig  # noqa: E402
+from zenith_mimo.planning.config import ModuleLayout  # noqa: E402
 from zenith_mimo.samples import RandomSamples  # noqa: E402
-from zenith_tune.planner.mimo.modules import ModuleLayout  # noqa: E402
 
 LAYOUTS = {
     "ranks of their own": pair(ModuleLayout(), ModuleLayout(offset=1)),

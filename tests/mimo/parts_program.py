@@ -11,11 +11,11 @@ import torch
 
 from tests.mimo.small_models import LANGUAGE, NUM_ITEMS, VISION_LANGUAGE
 from zenith_mimo.modules import build_module
+from zenith_mimo.planning.config import MimoConfig
+from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import RandomSamples, collate
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import MimoConfig
-from zenith_tune.planner.mimo.work import stage_layers
 
 
 def refusal(attempt: Callable[[], object]) -> str:

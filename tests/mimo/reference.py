@@ -15,9 +15,9 @@ from tests.mimo.small_models import GLOBAL_BATCH_SIZE, NUM_ITEMS
 from zenith_mimo.local_ranks import run_ranks
 from zenith_mimo.modules import build_module
 from zenith_mimo.optimizer import OptimizerConfig
+from zenith_mimo.planning.config import MimoConfig
 from zenith_mimo.samples import RandomSamples, collate
 from zenith_mimo.tensor_parallel import TensorParallel
-from zenith_tune.planner.mimo.modules import MimoConfig
 
 # Adam divides a gradient by its own size, so that rounding errors become whole steps where gradients are near 0. In
 # single precision a large eps keeps them out of the comparison; in double precision the usual one is compared, and in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from zenith_tune.planner.mimo.modules import (
+from zenith_mimo.planning.config import (
     EncoderConfig,
     LanguageConfig,
     MimoConfig,

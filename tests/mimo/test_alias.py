@@ -1,4 +1,4 @@
-"""`zenith_tune.mimo` is another name of the modules of zenith-mimo, and of those that the main package has of it."""
+"""`zenith_tune.mimo` is another name of the modules of zenith-mimo."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.requirements import need_module
     [
         ("grid", "zenith_mimo.grid"),
         ("megatron.support", "zenith_mimo.megatron.support"),
-        ("config", "zenith_tune.planner.mimo.modules"),
-        ("work", "zenith_tune.planner.mimo.work"),
+        ("config", "zenith_mimo.planning.config"),
+        ("work", "zenith_mimo.planning.work"),
     ],
 )
 def test_a_module_is_the_same_under_both_paths(alias: str, module: str) -> None:
@@ -35,4 +35,3 @@ def test_without_the_package_an_import_says_in_one_line_how_to_install_it(monkey
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'zenith-tune\[mimo\]'") as raised:
         importlib.import_module("zenith_tune.mimo.trainer")
     assert "\n" not in str(raised.value)
-    assert importlib.import_module("zenith_tune.mimo.config").LANGUAGE == "language"

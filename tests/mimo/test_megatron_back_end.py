@@ -15,10 +15,10 @@ from tests.mentions import mentions
 from tests.mimo.conftest import RunProgram
 from tests.requirements import skip
 from zenith_mimo.megatron.support import MegatronSupport
+from zenith_mimo.planning.candidate import why_not
+from zenith_mimo.planning.config import MimoLayout, ModuleLayout
+from zenith_mimo.preset.preset import MimoPreset
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.candidate import why_not
-from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
-from zenith_tune.presets.mimo.preset import MimoPreset
 
 TREE = "ZENITHTUNE_MEGATRON"
 """Names what PYTHONPATH needs for megatron-core 0.17 or newer, which wants Python 3.12: a tree or an unpacked wheel."""

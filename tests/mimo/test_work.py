@@ -6,8 +6,8 @@ import pytest
 
 from tests.mimo.conftest import RunProgram
 from tests.mimo.small_models import LANGUAGE, TWO_ENCODERS, VISION, VISION_LANGUAGE
-from zenith_tune.planner.mimo.modules import TransformerConfig
-from zenith_tune.planner.mimo.work import module_work, step_flops
+from zenith_mimo.planning.config import TransformerConfig
+from zenith_mimo.planning.work import module_work, step_flops
 
 
 def blocks_flops(config: TransformerConfig, s: int, *, is_causal: bool) -> float:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.mimo.preset.test_preset import COMMAND as MIMO
 from tests.presets.accelerate import jobs as accelerate_jobs
 from tests.presets.deepspeed import jobs as deepspeed_jobs
-from tests.presets.mimo.test_preset import COMMAND as MIMO
 from tests.presets.torchtitan.jobs import TOML
 from tests.presets.trainer.runs import OPTIONS as TRAINER
 from zenith_tune import PresetTuner

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from zenith_mimo.preset.strategy import COLUMNS as MIMO
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.report.json_lines import JsonLinesReporter
@@ -19,7 +20,6 @@ from zenith_tune.report.terminal.running import Countdown
 from zenith_tune.report.terminal.trial_table import trial_line
 from zenith_tune.report.terminal.verbose import VerboseReporter, findings_lines
 from zenith_tune.strategies.guided.strategy import COLUMNS as REVIEW
-from zenith_tune.strategies.mimo import COLUMNS as MIMO
 from zenith_tune.strategies.zero_progressive.strategy import COLUMNS as ZERO
 from zenith_tune.study.study import EndReason, Study
 from zenith_tune.study.trial import Findings

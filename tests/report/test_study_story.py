@@ -12,7 +12,7 @@ import pytest
 
 from tests.report.studies import BASELINE, OOM, TRIALS, Recorded, failed, header, ok
 from tests.study_tools import Asks, tune
-from zenith_tune.presets.mimo.preset import MimoPreset
+from zenith_mimo.preset.preset import MimoPreset
 from zenith_tune.record.reader import ExportedStudy, StudyReader
 from zenith_tune.record.restored_preset import RestoredPreset
 from zenith_tune.record.search import StudySearch

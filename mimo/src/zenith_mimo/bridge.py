@@ -13,10 +13,10 @@ from torch import Tensor
 
 from zenith_mimo.grid import HyperCommGrid
 from zenith_mimo.modules import MimoModel
+from zenith_mimo.planning.config import LANGUAGE, lane_partners, rows_of_lanes
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.topology import ModuleRole
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE, lane_partners, rows_of_lanes
 
 
 class Channel:

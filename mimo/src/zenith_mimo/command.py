@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
+from zenith_mimo.planning.config import LANGUAGE, MimoLayout, ModuleLayout
 from zenith_tune.errors import UsageError, ZenithTuneError
-from zenith_tune.planner.mimo.modules import LANGUAGE, MimoLayout, ModuleLayout
 
 if TYPE_CHECKING:
     from zenith_mimo.trainer import StepResult

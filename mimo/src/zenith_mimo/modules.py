@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from zenith_mimo.planning.config import LANGUAGE, EncoderConfig, LanguageConfig, MimoConfig
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import (
     ColumnLinear,
@@ -25,7 +26,6 @@ from zenith_mimo.tensor_parallel import (
 )
 from zenith_mimo.topology import ModuleRole, Topology
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE, EncoderConfig, LanguageConfig, MimoConfig
 
 
 class PatchEmbedding(nn.Module):

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from zenith_mimo.planning.config import LANGUAGE, MimoConfig
 from zenith_mimo.topology import ModuleRole
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE, MimoConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from zenith_mimo.gradients import full_precision
+from zenith_mimo.planning.config import TransformerConfig
+from zenith_mimo.planning.work import stage_layers
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import TransformerConfig
-from zenith_tune.planner.mimo.work import stage_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from zenith_mimo.grid import HyperCommGrid
+from zenith_mimo.planning.config import MimoLayout, ModuleLayout
 from zenith_tune.errors import UsageError, ZenithTuneError
-from zenith_tune.planner.mimo.modules import MimoLayout, ModuleLayout
 
 DIMS = ["tp", "pp", "dp"]
 

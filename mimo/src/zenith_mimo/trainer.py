@@ -13,9 +13,9 @@ from torch import Tensor
 from zenith_mimo.bridge import HIDDEN, ColocatedBridge, StageLinks, check_rows
 from zenith_mimo.modules import LanguageStage, MimoModel, call
 from zenith_mimo.optimizer import MimoOptimizer
+from zenith_mimo.planning.config import LANGUAGE
 from zenith_mimo.samples import BatchReader, MicroBatch, SampleSource
 from zenith_mimo.topology import peers_expected
-from zenith_tune.planner.mimo.modules import LANGUAGE
 
 ReadMicroBatch = Callable[[str, int], MicroBatch]
 """Gives the micro-batch of that number that this rank's lane of that module reads."""

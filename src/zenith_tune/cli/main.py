@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zenith_tune import __version__
-from zenith_tune.errors import SystemFaultError, UsageError
+from zenith_tune.errors import MissingPackageError, SystemFaultError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -48,8 +48,7 @@ class ZenithTune(click.Group):
                 self.add_command(point.load(), cmd_name)
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in self.siblings:
-            problem = f"zenithtune {cmd_name} is in the package zenith-{cmd_name}, which is not installed"
-            raise UsageError(problem, hint=f"pip install 'zenith-tune[{cmd_name}]', or ./{cmd_name} in a clone")
+            raise MissingPackageError(f"zenithtune {cmd_name}", cmd_name)
         return found
 
 

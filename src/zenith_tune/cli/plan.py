@@ -112,17 +112,6 @@ PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", 
 """What a plan with --probe takes; all else the command says."""
 
 
-def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse a command whose modules have layouts of their own before any option is missed: its preset plans it."""
-    if command:
-        from zenith_tune.presets.mimo.preset import MimoPreset
-
-        if MimoPreset.recognises(shlex.join(command)):
-            problem = "a plan has one layout for the whole model, but the command trains modules with their own"
-            raise UsageError(problem, hint="take zenithtune optimize --preset mimo --dry-run -- COMMAND")
-    return command
-
-
 @click.command(cls=RecordedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
 @grouped_option("--model", metavar="NAME|PATH", group=JOB, shell_complete=completion.models,
                 help="A model of the catalog, or its config.json.")  # fmt: skip
@@ -184,7 +173,7 @@ def _refuse_mimo(context: click.Context, parameter: click.Parameter, command: tu
 @debug_option
 @help_all_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", is_eager=True,
-                callback=_refuse_mimo, shell_complete=completion.files)  # fmt: skip
+                shell_complete=completion.files)  # fmt: skip
 def plan(command: tuple[str, ...], **options: Any) -> int:
     """Rank every legal layout of a training job by its predicted step time, with the risk of running out of memory.
 
@@ -200,7 +189,8 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
         raise UsageError("--html is a page of all layouts and --explain about one", hint="leave one of them out")
     refuse_file(options["html"], "--html")
     if command:
-        raise UsageError("a training command is what --probe runs", hint="give --probe K, or leave the command out")
+        hint = "give --probe K, leave the command out, or plan by zenithtune optimize --dry-run -- COMMAND"
+        raise UsageError("a training command is what --probe runs", hint=hint)
     for name in OF_THE_JOB:
         is_known = (options["module"] and name in OF_A_MODULE) or (options["compare"] and name == "cluster")
         if options[name] is None and not is_known:

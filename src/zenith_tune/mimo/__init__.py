@@ -8,9 +8,9 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-INSTALL = "zenith_tune.mimo needs the package zenith-mimo: pip install 'zenith-tune[mimo]', or ./mimo in a clone"
-# These need no torch, and are in the main package.
-_MOVED = {f"{__name__}.config": "zenith_tune.planner.mimo.modules", f"{__name__}.work": "zenith_tune.planner.mimo.work"}
+from zenith_tune.errors import MissingPackageError
+
+_MOVED = {f"{__name__}.config": "zenith_mimo.planning.config", f"{__name__}.work": "zenith_mimo.planning.work"}
 
 
 class _Alias(MetaPathFinder, Loader):
@@ -24,7 +24,7 @@ class _Alias(MetaPathFinder, Loader):
             module = importlib.import_module(_MOVED.get(spec.name, spec.name.replace(__name__, "zenith_mimo", 1)))
         except ModuleNotFoundError as error:
             if error.name == "zenith_mimo":
-                raise ModuleNotFoundError(INSTALL, name=error.name) from None
+                raise ModuleNotFoundError(str(MissingPackageError(__name__, "mimo")), name=error.name) from None
             raise
         spec.loader_state = module.__spec__  # the import replaces it by the alias's
         return module

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from zenith_tune.errors import CommandError, UnknownNameError, UsageError
-from zenith_tune.presets.recognition import FRAMEWORKS, may_be, recognised_as
+from zenith_tune.presets.recognition import FRAMEWORKS, SIBLINGS, command_module, may_be, recognised_as
 from zenith_tune.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,8 +26,11 @@ def recognised_preset(command: str) -> str:
     """Return the name of the first preset that recognises the command, or else of one that a run of it may prove."""
     # The particular before the general: x-y before x.
     for name in sorted(PresetRegistry.names(), key=lambda name: f"{name}~"):
-        if recognised_as(name, command) if name in FRAMEWORKS else _plugin_recognises(name, command):
+        if name not in NEVER_RECOGNISED and _is_for(name, command):
             return name
+    for name, programs in SIBLINGS.items():
+        if any(program in command for program in programs):
+            PresetRegistry.get(name)  # says what to install
     for name in FRAMEWORKS:
         if may_be(name, command):
             return name
@@ -43,9 +46,9 @@ def recognised_preset(command: str) -> str:
     )
 
 
-def _plugin_recognises(name: str, command: str) -> bool:
-    if name in NEVER_RECOGNISED:
-        return False
+def _is_for(name: str, command: str) -> bool:
+    if command_module(name) is not None:
+        return recognised_as(name, command)
     try:
         return PresetRegistry.get(name).recognises(command)
     except UnknownNameError:  # a plugin that cannot be loaded, of which the registry has warned
@@ -126,4 +129,5 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         **{name: f"zenith_tune.presets.{name}" for name in NEVER_RECOGNISED},
     },
     contract=TuningPreset,
+    siblings=SIBLINGS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 FRAMEWORKS = {
@@ -15,7 +16,6 @@ FRAMEWORKS = {
     "megatron": "megatron.documented",
     "megatron-bridge": "megatron_bridge",
     "megatron-lm": "megatron",
-    "mimo": "mimo",
     "mmengine": "mmengine",
     "nanotron": "nanotron",
     "torchtitan": "torchtitan",
@@ -26,12 +26,16 @@ FRAMEWORKS = {
 `command` has `recognises(command)`, and may have `may_be_for(command)`, for a command that only a run of it can prove,
 and `arguments_in(command)`, the constructor's arguments that the command itself gives.
 """
+GROUP = "zenith_tune.recognition"
+"""The entry points of other packages' `command` modules, by the names of their presets."""
+SIBLINGS = {"mimo": ("mimo_train.py", "pretrain_mimo.py")}
+"""The presets that other packages of this project bring, and programs that need one of them."""
 YIELDS_TO = {"accelerate": ("axolotl", "deepspeed", "trainer")}
 """The presets that a command is for in the first place, where several recognise it."""
 
 
 def recognised_as(name: str, command: str) -> bool:
-    """Return whether a command is for the built-in preset of this name."""
+    """Return whether a command is for the preset of this name."""
     is_for = _ask(name, "recognises", command, default=False)
     return is_for and not any(recognised_as(other, command) for other in YIELDS_TO.get(name, ()))
 
@@ -47,7 +51,15 @@ def arguments_in(name: str, command: str) -> dict[str, Any]:
     return found
 
 
+def command_module(name: str) -> ModuleType | None:
+    """Return the light module that knows a preset's commands: a built-in one's, or what a plug-in's package names."""
+    if name in FRAMEWORKS:
+        return importlib.import_module(f"zenith_tune.presets.{FRAMEWORKS[name]}.command")
+    from importlib import metadata  # not at the top, as most commands are of a built-in preset
+
+    return next((point.load() for point in metadata.entry_points(group=GROUP, name=name)), None)
+
+
 def _ask(name: str, question: str, command: str, *, default: Any) -> Any:
-    module = importlib.import_module(f"zenith_tune.presets.{FRAMEWORKS[name]}.command") if name in FRAMEWORKS else None
-    answer = getattr(module, question, None)
+    answer = getattr(command_module(name), question, None)
     return default if answer is None else answer(command)

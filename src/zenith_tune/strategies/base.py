@@ -164,7 +164,6 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "optuna": "zenith_tune.strategies.optuna",
         "guided": "zenith_tune.strategies.guided.strategy",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
-        "mimo-ranked": "zenith_tune.strategies.mimo",
         "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
     },
     contract=TuningStrategy,

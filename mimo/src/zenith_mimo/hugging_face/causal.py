@@ -21,10 +21,10 @@ from zenith_mimo.hugging_face.folder import (
     refuse_tp,
 )
 from zenith_mimo.modules import with_rows
+from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.work import stage_layers
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral")
 """Models whose forward pass is embedding, layers and norm, and nothing else."""

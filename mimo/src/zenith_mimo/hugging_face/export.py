@@ -17,8 +17,8 @@ from torch import Tensor
 from zenith_mimo.checkpoint import MODEL
 from zenith_mimo.checkpoint_folder import latest_checkpoint
 from zenith_mimo.hugging_face.folder import CAUSAL, PROJECTOR, QWEN_TOWER, TOWER, WeightNames, files_of
+from zenith_mimo.planning.config import LANGUAGE
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE
 
 
 def export_module(checkpoint: Path, module: str, source: Path, target: Path) -> None:

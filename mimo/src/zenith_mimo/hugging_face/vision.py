@@ -20,10 +20,10 @@ from zenith_mimo.hugging_face.folder import (
     recompute_layers,
     refuse_tp,
 )
+from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.work import stage_layers
 
 KINDS = ("clip_vision_model", "siglip_vision_model")
 QWEN_KINDS = ("qwen2_vl_vision", "qwen2_vl")

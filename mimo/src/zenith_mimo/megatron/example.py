@@ -24,8 +24,8 @@ from zenith_mimo.megatron.model import TOWER, BuildSpec, MegatronModel, StagedEn
 from zenith_mimo.megatron.support import MegatronSupport, check_stages
 from zenith_mimo.megatron.topology import MegatronTopology
 from zenith_mimo.modules import PatchEmbedding, build_module
+from zenith_mimo.planning.config import LANGUAGE, EncoderConfig, MimoConfig, TransformerConfig
 from zenith_mimo.tensor_parallel import TensorParallel, vocab_cross_entropy
-from zenith_tune.planner.mimo.modules import LANGUAGE, EncoderConfig, MimoConfig, TransformerConfig
 
 BLOCK_NAMES = {
     "attention_norm": "input_layernorm",

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from zenith_mimo.megatron.support import MegatronSupport
 from zenith_mimo.megatron.topology import MegatronTopology
+from zenith_mimo.planning.config import LANGUAGE
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

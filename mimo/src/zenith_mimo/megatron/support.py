@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zenith_mimo.planning.config import LANGUAGE, MimoConfig, MimoLayout
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE, MimoConfig, MimoLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

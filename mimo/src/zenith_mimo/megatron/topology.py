@@ -11,8 +11,8 @@ from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.process_groups_config import MultiModuleProcessGroupCollection, ProcessGroupCollection
 
 from zenith_mimo.megatron.support import add_expert_groups
+from zenith_mimo.planning.config import LANGUAGE, MimoLayout, ModuleLayout
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.mimo.modules import LANGUAGE, MimoLayout, ModuleLayout
 
 DIMS = ["tp", "cp", "ep", "pp", "dp"]
 """tp varies fastest and dp slowest, as in a layout; context and expert parallelism are 1."""

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from zenith_mimo.megatron.model import TOWER, MegatronModel
 from zenith_mimo.optimizer import OptimizerConfig
+from zenith_mimo.planning.config import LANGUAGE
 from zenith_mimo.samples import SampleSource, check_size, collate, lane_positions
 from zenith_mimo.topology import peers_expected
 from zenith_mimo.trainer import LossSum, StepResult, sum_over_world
-from zenith_tune.planner.mimo.modules import LANGUAGE
 
 ItemInputs = Callable[[str, Tensor], dict[str, Any]]
 """Gives what an encoder of that name takes for these items: keywords by the name of each tower that it has."""
