@@ -134,4 +134,6 @@ def test_a_makefile_target_is_tuned(
     best = json.loads((tmp_path / "out" / "s" / "study.json").read_text())["best"]
     by_hand = ["bash", str(tmp_path / "out" / "s" / "best_command.sh")]
     ran = subprocess.run(by_hand, cwd=tmp_path, capture_output=True, text=True, check=True)
+    changed = [line for line in Path(by_hand[1]).read_text().splitlines() if re.match(r"# [+-] ", line)]
+    assert f"# + --micro-batch-size {best['parameters']['mbs']}" in changed and len(changed) <= 5
     assert f"--micro-batch-size {best['parameters']['mbs']}" in best["command"] and "iteration" in ran.stdout

@@ -109,10 +109,10 @@ def _notes(config: StudyConfig) -> Iterator[str]:
 def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_json: bool) -> StudyListener:
     from rich.console import Console
 
-    from zenith_tune.report.command_diff import command_diff
     from zenith_tune.report.json_lines import JsonLinesReporter
     from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
     from zenith_tune.report.terminal.verbose import VerboseReporter
+    from zenith_tune.shell.command_diff import command_diff
     from zenith_tune.tuning.events import StudyEnd, StudyListener
 
     # A live display and JSON on one terminal would write over one another.

@@ -14,6 +14,8 @@ from zenith_tune.record.folder import StudyFolder
 from zenith_tune.record.search import StudySearch
 from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
+from zenith_tune.shell.command_diff import command_diff
+from zenith_tune.shell.launchers import EVALUATED
 from zenith_tune.shell.scripts.opened import changed_script
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.study.files import Json, write_atomically, write_json
@@ -84,7 +86,12 @@ def export(
     if best_command is not None:
         start = f"cd {shlex.quote(header.working_folder)} || exit\n" if header.working_folder else ""
         change = changed_script(header.command, best_command)
-        about = "" if change is None else f"# {change.path} with {folder.best_diff.name} applied\n"
+        if change is not None:
+            about = f"# {change.path} with {folder.best_diff.name} applied\n"
+        elif diff := command_diff(header.command, best_command) if EVALUATED in header.command else []:
+            about = "".join(f"# {line}\n" for line in ("Your target, with its training command changed:", *diff))
+        else:
+            about = ""
         write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{best_command}\n")
         if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))

@@ -16,11 +16,11 @@ from zenith_tune.record.export import batch_note
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
-from zenith_tune.report.command_diff import command_diff
 from zenith_tune.report.next_experiments import next_experiments
 from zenith_tune.report.search_digest import best_so_far, search_object
 from zenith_tune.report.trial_digest import best_layout_object, finite, needed_memory, predicted_object, resolved_args
 from zenith_tune.runners.local.gpu_usage import POWER, UTILIZATION
+from zenith_tune.shell.command_diff import command_diff
 from zenith_tune.study.changes import Change, changes_text
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial import START, Outcome, Prediction, Trial

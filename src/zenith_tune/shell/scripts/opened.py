@@ -46,7 +46,7 @@ chmod +x "$shell/sh"
 {make}
 status=$?
 [ -e "$shell/ran" ] || {{ echo {unseen} >&2; status=1; }}
-rm -rf "$shell"; exec bash -c "exit $status"  # what follows is for those who read this
+rm -rf "$shell"; exec bash -c "exit $status"  # the next line is never run: it shows what make runs
 {evaluated}
 """
 RECIPE_LINE = (

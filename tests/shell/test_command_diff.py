@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zenith_tune.report.command_diff import command_diff
+from zenith_tune.shell.command_diff import command_diff
 
 
 @pytest.mark.parametrize(
