@@ -362,7 +362,8 @@ def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:
     most = estimated(max((session.study.max_trials or 0) - session.study.num_counted, 0))
     if most.num_trials > found.num_trials:
         ends += f"; at most {count(most.num_trials, 'trial')}: {format_seconds(most.wall_s)}"
-    return f"{trials}, {format_seconds(found.wall_s)} ({plan.budget.cost(found.gpu_s)}){ends}"
+    cost = f" ({plan.budget.cost(found.gpu_s)})" if session.config.num_gpus or plan.budget.price else ""
+    return f"{trials}, {format_seconds(found.wall_s)}{cost}{ends}"
 
 
 def _terminal() -> StudyListener:

@@ -264,3 +264,9 @@ def test_help_lists_common_options_by_group_and_help_all_lists_all() -> None:
     options = [set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole)]
     assert options[0] < options[1] and "--max-duplicates" in options[1] - options[0]
     assert len(options[0]) <= 32
+
+
+def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> None:
+    given = ("--dry-run", "--evaluator", "duration", "--space", "x=1,2,3")
+    done = zenithtune("optimize", *given, "--", "python", "train.py", "--x", "2")
+    assert re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE) == ["x=1", "x=3"], done.stdout + done.stderr

@@ -134,14 +134,17 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
         return self._subject.required()
 
     def describe_job(self, command: str) -> str:
-        subject = self._known_subject
-        if subject is None:
-            return ""
-        point, cluster = self.own_point(command), subject.cluster
-        gpus = f"{cluster.num_gpus} {cluster.gpu.name}"
+        subject, point = self._known_subject, self.own_point(command)
         layout = self.layout(point) if point is not None else None
         batch = [f"batch {layout.global_batch}"] if layout is not None else []
+        if subject is None:
+            return ", ".join([*(self._model_names() or [f"preset {self.title}"]), *batch])
+        gpus = f"{subject.cluster.num_gpus} {subject.cluster.gpu.name}"
         return ", ".join([f"{subject.model.name} on {gpus}", *batch, f"sequence {subject.job.seq_len}"])
+
+    def _model_names(self) -> list[str]:
+        """Return the model's name where it is known without the rest of a plan."""
+        return []
 
     def lever_space(self) -> dict[str, Parameter]:
         return {**lever_parameters(self.declared, self._space.parameters())}

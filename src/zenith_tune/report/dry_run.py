@@ -41,6 +41,9 @@ class DryRunListener(StudyListener):
 def dry_run(config: StudyConfig, job: TunedJob, listener: DryRunListener) -> None:
     """Walk through the study's points in the strategy's order."""
     study = Study(config.evaluator.direction)
+    if config.runs_baseline:  # the point that it stands for is no trial
+        own = Trial(params={}, outcome=Outcome.OK, value=1.0, command=config.masked_command, is_baseline=True)
+        study.add(own)
 
     def pretend(params: Params, identity: str, why: str) -> Trial:
         number = len(study.trials) + config.runs_baseline

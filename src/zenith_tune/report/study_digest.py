@@ -40,7 +40,7 @@ def standing_object(view: StudyView, preset: RestoredPreset, capacity_bytes: flo
     """Return the headline of a study with what its verdict says of gain, memory and cost."""
     planner = preset.planner
     num_gpus = planner.cluster.num_gpus if planner is not None else whole(view.header.args.get("n_gpus", ""))
-    values = verdict_object(view, num_gpus or 1, capacity_bytes)
+    values = verdict_object(view, num_gpus, capacity_bytes)
     changes = [Change(**change) for change in values.get("changes", ())]
     return {
         "headline": headline(view),
@@ -63,7 +63,7 @@ def _gains(values: Json, changes: list[Change]) -> list[Json]:
     return [{"name": name, "speedup": speedup} for name, speedup in gains if abs((speedup or 1.0) - 1) > _LEAST_SPEEDUP]
 
 
-def verdict_object(view: StudyView, num_gpus: int = 1, capacity_bytes: float | None = None) -> Json:
+def verdict_object(view: StudyView, num_gpus: int | None = None, capacity_bytes: float | None = None) -> Json:
     """Return the verdict of a study that has ended, or what it would be by the trials so far; empty where none is."""
     if view.search.stopped and "sentence" in view.search.verdict:
         return dict(view.search.verdict)

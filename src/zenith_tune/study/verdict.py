@@ -11,7 +11,7 @@ from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sent
 from zenith_tune.study.precision import FIRST_LAUNCHES, TO_90
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
-from zenith_tune.units import count, format_bytes, format_seconds, format_value, is_of_time
+from zenith_tune.units import format_bytes, format_seconds, format_value, is_of_time
 
 NEARLY_FULL = 0.95
 """Above this share of the memory a safer trial is named, and one below `SAFER` of it counts as safer."""
@@ -68,15 +68,16 @@ class Verdict:
     """Hours of training with the best command until the study has paid for itself."""
 
 
-def verdict_of(study: Study, budget: Budget, *, num_gpus: int, capacity_bytes: float | None = None) -> Verdict:
-    """Return what a study comes to."""
-    gpu_s = spent_s(study) * num_gpus
-    spent = f"the study took {budget.cost(gpu_s)}"
+def verdict_of(study: Study, budget: Budget, *, num_gpus: int | None, capacity_bytes: float | None = None) -> Verdict:
+    """Return what a study comes to; of one whose GPUs are not known, one counts."""
+    trials_s = spent_s(study)
+    gpu_s = trials_s * (num_gpus or 1)
+    spent = f"the study took {budget.cost(gpu_s) if num_gpus or budget.price else format_seconds(trials_s)}"
     best = study.best
     first = study.first_run(best) if best is not None else None
     peak_bytes = max((trial.peak_memory_bytes or 0 for trial in (best, first) if trial is not None), default=0)
     memory_share = peak_bytes / capacity_bytes if peak_bytes and capacity_bytes else None
-    found = _without_gain(study, memory_share) or _with_gain(study, gpu_s / num_gpus, memory_share, capacity_bytes)
+    found = _without_gain(study, memory_share) or _with_gain(study, trials_s, memory_share, capacity_bytes)
     pays_h = found.pays_after_hours
     pays = "" if pays_h is None else f" and pays for itself after {format_seconds(pays_h * 3600)} of training"
     results = study.lever_results
@@ -119,8 +120,8 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         if study.num_pairs > 1 and study.is_too_noisy:
             return Verdict(sentence=_too_noisy(study, best), speedup=1.0)
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
-        num = count(study.num_searched, "trial") + within
-        return Verdict(sentence=f"no gain: none of {num} is {_faster(best)} than your own command", speedup=1.0)
+        none = f"none of {study.num_searched} trials{within} is" if study.num_searched > 1 else "the trial is not"
+        return Verdict(sentence=f"no gain: {none} {_faster(best)} than your own command", speedup=1.0)
     return None
 
 

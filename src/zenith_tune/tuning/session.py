@@ -337,8 +337,8 @@ class StudySession:
 
     def verdict(self) -> Verdict:
         """Return what the study comes to."""
-        num_gpus, capacity_bytes = self.config.num_gpus or 1, self._capacity_bytes()
-        return verdict_of(self.study, self.config.priced_budget, num_gpus=num_gpus, capacity_bytes=capacity_bytes)
+        budget, capacity_bytes = self.config.priced_budget, self._capacity_bytes()
+        return verdict_of(self.study, budget, num_gpus=self.config.num_gpus, capacity_bytes=capacity_bytes)
 
     def limit_memory(self) -> None:
         """Choose the best among what leaves room, by all that is known of the GPUs at the end of the search."""

@@ -27,6 +27,7 @@ from zenith_tune.shell.placeholders import fill_placeholders
 from zenith_tune.shell.variables import set_variables
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import format_params
 
 FRAMEWORK = "hf-accelerate"
 """What their jobs are planned as: data parallelism under autocast."""
@@ -188,9 +189,13 @@ class HookedPreset(FrameworkPreset[S, HookedArguments], Generic[S, J]):
     def notes(self, command: str) -> list[str]:
         steps = self._given.steps
         return [
-            f"trials make {steps} updates each (--args steps=N), up to {MOST_TIMES * steps} where a GPU"
-            " is quick, without logging, evaluation and saving: the hook sets that, and the best command is without it"
+            f"trials make {steps} updates each (--args steps=N), up to {MOST_TIMES * steps} where they"
+            " are quick, without logging, evaluation and saving: the hook sets that, and the best command is without it"
         ]
+
+    def _model_names(self) -> list[str]:
+        model = self._model.get()
+        return [] if isinstance(model, UsageError) else [f"{model.name} ({format_params(model.num_params)} parameters)"]
 
     def _named_model(self) -> ModelSpec:
         if self._given.model is None:
