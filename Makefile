@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Measured runs, for the tests and figures that need them; without them those are skipped.
 export ZENITHTUNE_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: demo test test-all coverage check dist docs site bench scoreboard replay leaderboard calibrations published clean
+.PHONY: demo test test-all coverage check dist docs site bench scoreboard replay leaderboard calibrations published image clean
 
 demo: $(VENV)/.base  ## tune a Megatron-LM command that only pretends to train, and write the study's page: half a minute
 	export PATH="$(CURDIR)/$(BIN):$$PATH" name=demo-$$(date +%Y%m%d-%H%M%S) && \
@@ -101,6 +101,10 @@ dist: $(VENV)/.base  ## build the wheel and the source of every package into bui
 	rm -rf build/dist
 	for package in . layoutbench checkpoint kubernetes mimo; do $(BIN)/python -m build --outdir build/dist $$package || exit 1; done
 	$(BIN)/twine check --strict build/dist/*
+
+image:  ## a Docker image of ZenithTune, without torch
+	docker build --tag zenithtune .
+	docker run --rm zenithtune doctor --self
 
 clean:
 	rm -rf $(VENV) zenithtune-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ import pytest
 
 import zenith_tune
 from tests.command_runs import running
+from tests.mentions import mentions
 from zenith_tune.doctor import installation
 
 
@@ -25,7 +26,7 @@ def test_versions_programs_and_extras_are_named(
     head, machine, *rest = out.splitlines()
     assert zenith_tune.__version__ in head and platform.python_version() in head
     assert "2 x NVIDIA H200" in machine
-    assert any(line.startswith("programs:") and str(smi) in line for line in rest)
+    assert any(line.startswith("engines:") and str(smi) in line for line in rest)
 
 
 def test_what_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +34,11 @@ def test_what_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(installation, "_version", lambda name: versions.get(name, ""))
     wanted = ["click>=8", "ray>=2.40; extra == 'ray'", 'torch>=2; extra == "mimo"', "ruff; extra == 'dev'"]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: wanted)
+    monkeypatch.setenv("PATH", "/nowhere")
     lines = list(installation.installation_lines())
     at = next(place for place, line in enumerate(lines) if line.startswith("frameworks:"))
     assert lines[at].split() == ["frameworks:", "torch", "2.11"] and "megatron-core, " in lines[at + 1]
+    engines, without = lines[at + 2 : at + 4]
+    assert engines.split() == ["engines:", "none"] and mentions(without, "slurm", "sbatch", "kubernetes")
     assert lines[-2].split() == ["extras:", "mimo", "complete"]
     assert lines[-1].split()[:3] == ["not", "here:", "ray,"] and "pip install 'zenith-tune[NAME]'" in lines[-1]

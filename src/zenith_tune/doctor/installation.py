@@ -19,8 +19,15 @@ FRAMEWORKS = (
     *("torch", "megatron-core", "megatron-bridge", "ms-swift", "transformers", "trl", "accelerate", "deepspeed"),
     *("torchtitan", "lightning", "llamafactory", "axolotl", "nemo-automodel", "nanotron", "verl"),
 )
-PROGRAMS = ("bash", "nvidia-smi", "sbatch", "ray", "ssh")
-"""Programs that look at a machine, or start trials on one."""
+ENGINES = {
+    "local": "bash",
+    "GPUs": "nvidia-smi",
+    "hosts": "ssh",
+    "slurm": "sbatch",
+    "ray": "ray",
+    "kubernetes": "zenith-kubernetes",
+}
+"""Where trials run, and the program or the package that each needs."""
 _OF_DEVELOPERS = frozenset({"dev", "docs", "engines", "test"})
 _EXTRA = re.compile(r"([\w.-]+).*extra\s*==\s*['\"]([\w-]+)['\"]")
 
@@ -34,7 +41,9 @@ def installation_lines() -> Iterator[str]:
     yield f"zenith-tune {__version__}, Python {platform.python_version()} ({sys.executable})"
     yield f"machine:    {platform.platform()}, {os.cpu_count()} CPUs, {_gpus()}"
     yield from _here_and_not("frameworks", {name: _version(name) for name in FRAMEWORKS})
-    yield from _here_and_not("programs", {name: shutil.which(name) or "" for name in PROGRAMS})
+    engines = {name: shutil.which(need) or _version(need) for name, need in ENGINES.items()}
+    named = {name if found else f"{name} (needs {ENGINES[name]})": found for name, found in engines.items()}
+    yield from _here_and_not("engines", named)
     complete = {extra: "complete" * all(map(_version, names)) for extra, names in _extras().items()}
     yield from _here_and_not("extras", complete, hint=", each by pip install 'zenith-tune[NAME]'")
 
