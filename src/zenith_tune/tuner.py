@@ -96,9 +96,10 @@ class PresetTuner:
         Where the user's own command is the fastest, they are its own, as far as they are parameters.
         """
         config = self.config.with_budget(n_trials)
-        config.check_program()
         runner = self._runner if isinstance(self._runner, Runner) else make_runner(*self._runner)
         try:
+            if not runner.has_own_programs:
+                config.check_program()
             return self._optimize(config, runner)
         finally:
             if runner is not self._runner:  # one that was given belongs to whoever gave it

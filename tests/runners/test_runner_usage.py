@@ -29,6 +29,11 @@ HOSTS = ["--hostfile", "hosts"]
         ([*HOSTS, "--runner-args", "ssh='"], ["hostfile: ssh"]),
         ([*HOSTS], ["line 2 of hosts", "'n1'"]),
         (["--runner", "ray", "--runner-args", "grace_s=-5"], ["ray: grace_s", "0 to 3600", "got -5"]),
+        (["--kubernetes", "grace_s=-1"], ["kubernetes: grace_s", "0 to 3600", "got -1"]),
+        (["--kubernetes", "manifest=none.yaml"], ["manifest cannot be read", "none.yaml"]),
+        (["--kubernetes", "manifest=a,runtime=b"], ["names its runtime"]),
+        (["--kubernetes", "kubeconfig=none.yaml"], ["no cluster is configured", "kubectl"]),
+        (["--kubernetes", "a=1", "--slurm", "b=1"], ["--slurm and --kubernetes"]),
         (["--ray-address", "foo:bar"], ["auto, HOST:PORT or ray://HOST:PORT", "'foo:bar'"]),
     ],
 )

@@ -224,6 +224,8 @@ class Runner(ABC):
     """The environment variables that each trial has for itself, each with its meaning; after `prepare`."""
     shares_nodes: bool = False
     """Whether two trials may be on one node; after `prepare`."""
+    has_own_programs: bool = False
+    """Whether commands run where other programs are installed than here, such as in a container."""
 
     def prepare(self, resources: Resources, parallel: int | None = 1) -> None:
         """Take in what each trial of a study needs, and how many may run side by side (None: as many as there is room).
@@ -346,18 +348,22 @@ MAX_PARALLEL = 1000
 
 def make_runner(name: str, args: Mapping[str, Any] | None = None) -> Runner:
     """Return a runner by its name; an unknown name or argument is a UsageError that lists the known ones."""
+    if name == "kubernetes" and name not in RunnerRegistry.names():
+        problem = "trials on Kubernetes are in the package zenith-kubernetes, which is not installed"
+        raise UsageError(problem, hint="pip install 'zenith-tune[kubernetes]', or ./kubernetes in a clone")
     return construct(RunnerRegistry.get(name), args or {}, f"runner {name}")
 
 
 def named_runner(
-    options: Mapping[str, Any], runner_args: Mapping[str, str], slurm: Mapping[str, str]
+    options: Mapping[str, Any], runner_args: Mapping[str, str], **engines: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
     """Return the runner that the options of the command line name, and its arguments.
 
-    --slurm, --ray-address and --hostfile each name a runner by themselves; two that do not agree are refused.
+    --slurm, --kubernetes, --ray-address and --hostfile each name a runner by themselves; two that do not agree are
+    refused.
     """
     short: dict[str, tuple[str, dict[str, str]]] = {
-        "--slurm": ("slurm", dict(slurm)),
+        **{f"--{name}": (name, dict(args)) for name, args in engines.items()},
         "--ray-address": ("ray", {"address": options["ray_address"]} if options["ray_address"] else {}),
         "--hostfile": ("hostfile", {"hostfile": options["hostfile"]} if options["hostfile"] else {}),
     }

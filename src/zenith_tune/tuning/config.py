@@ -46,6 +46,11 @@ from zenith_tune.tuning.place import StudyPlace
 from zenith_tune.tuning.watch import Timeouts
 
 TRIAL_FOLDER = "trial_folder"
+_HANDING_ON = {
+    "sbatch": ("sbatch", "Slurm", "--slurm"),
+    "kubectl": ("kubectl", "Kubernetes", "--kubernetes manifest=FILE"),
+}
+"""Programs that hand a job to a scheduler, with the scheduler and the option that has trials run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +332,10 @@ class StudyConfig:
     def check_command(self) -> None:
         """Refuse a command with an unknown placeholder, or in which options find no place."""
         first = {name: parameter.grid(1)[0] for name, parameter in self.preset.get_search_space().items()}
-        if (self.line.program or "").rpartition("/")[2] == "sbatch":
-            problem = "sbatch hands the job to Slurm and ends at once, so that there is nothing to measure"
-            raise UsageError(problem, hint="give --slurm, and after -- what the job runs, such as bash job.sh")
+        if (handing := _HANDING_ON.get((self.line.program or "").rpartition("/")[2])) is not None:
+            program, engine, option = handing
+            problem = f"{program} hands the job to {engine} and ends at once, so that there is nothing to measure"
+            raise UsageError(problem, hint=f"give {option}, and after -- what the job runs, such as bash job.sh")
         if (misspelt := misspelt_placeholder(self.command, self._placeholders())) is not None:
             name, meant = misspelt
             raise UsageError(f"unknown placeholder {{{name}}}; did you mean {{{meant}}}?")

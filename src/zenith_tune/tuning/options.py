@@ -197,11 +197,17 @@ class TuneOptions:
         "--resume: run the trials again that ended in an error.", False, group=OUTPUT, is_rare=True
     )
     runner: str | Runner | None = option(
-        "Where trials run: local, slurm, ray or hostfile. [default: local]", metavar="NAME", group=PLACE, is_rare=True
+        "Where trials run: local, slurm, kubernetes, ray or hostfile. [default: local]",
+        metavar="NAME",
+        group=PLACE,
+        is_rare=True,
     )
     runner_args: Pairs | None = option("The runner's arguments, e.g. grace_s=10.", group=PLACE, is_rare=True)
     slurm: Pairs | None = option(
         "Run each trial as a Slurm job: partition=...,nodes=2,gpus_per_node=8,time=00:20:00", group=PLACE
+    )
+    kubernetes: Pairs | None = option(
+        "Run each trial as a TrainJob or Job: manifest=trainjob.yaml,nodes=2,gpus_per_node=8,queue=...", group=PLACE
     )
     ray_address: str | None = option(
         "Run each trial on a Ray cluster: auto, or HOST:PORT.", metavar="ADDRESS", group=PLACE

@@ -28,7 +28,12 @@ from zenith_tune.tuning.config import StudyConfig
 from zenith_tune.tuning.options import OF_THE_JOB, Axes, Pairs, TuneOptions, flag
 from zenith_tune.tuning.place import StudyPlace, check_text
 
-EXAMPLES = {"slurm": "partition=gpu,time=00:20:00", "runner_args": "grace_s=10", "strategy_args": "seed=1"}
+EXAMPLES = {
+    "kubernetes": "manifest=trainjob.yaml,queue=gpus",
+    "runner_args": "grace_s=10",
+    "slurm": "partition=gpu,time=00:20:00",
+    "strategy_args": "seed=1",
+}
 
 
 def resolve(command: str, options: TuneOptions, words: tuple[str, ...] | None = None) -> StudyConfig:
@@ -89,7 +94,8 @@ def resolve_runner(options: TuneOptions) -> Runner | tuple[str, dict[str, str]]:
         return options.runner
     short = {"runner": options.runner, "ray_address": options.ray_address, "hostfile": options.hostfile}
     texts = {name: None if value is None else str(value) for name, value in short.items()}
-    return named_runner(texts, _pairs(options, "runner_args"), _pairs(options, "slurm"))
+    engines = {name: _pairs(options, name) for name in ("slurm", "kubernetes")}
+    return named_runner(texts, _pairs(options, "runner_args"), **engines)
 
 
 def make_strategy(
