@@ -230,6 +230,7 @@ def test_public_names_are_these() -> None:
         "load_framework",
         "load_model",
         "plan",
+        "plan_rl",
         "tune",
     ]
     assert all(getattr(zenith_tune, name) is not None for name in zenith_tune.__all__)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from zenith_tune.api.plan import compare_clusters as compare_clusters
     from zenith_tune.api.plan import estimate as estimate
     from zenith_tune.api.plan import plan as plan
+    from zenith_tune.api.plan_rl import plan_rl as plan_rl
     from zenith_tune.api.run_diagnosis import RunDiagnosis as RunDiagnosis
     from zenith_tune.api.study_result import Gain as Gain
     from zenith_tune.api.study_result import StudyResult as StudyResult
@@ -56,6 +57,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "zenith_tune.api.diagnose": ("diagnose",),
     "zenith_tune.api.plan": ("compare_clusters", "estimate", "plan"),
+    "zenith_tune.api.plan_rl": ("plan_rl",),
     "zenith_tune.api.run_diagnosis": ("RunDiagnosis",),
     "zenith_tune.api.study_result": ("Gain", "StudyResult"),
     "zenith_tune.api.tune": ("tune",),

@@ -62,8 +62,8 @@ def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -
         context.exit()
 
 
-QUESTIONS = "Questions"
-GROUPS = (JOB, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
+QUESTIONS, RL = "Questions", "Reinforcement learning"
+GROUPS = (JOB, RL, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
 """Headings, in the order of `--help`."""
 
 

@@ -33,6 +33,7 @@ from zenith_tune.cli.options import (
     topology_option,
     write_file,
 )
+from zenith_tune.cli.plan_rl import refuse_alone, rl_options, run_rl
 from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
@@ -139,6 +140,7 @@ PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", 
 @grouped_option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE, group=JOB,
                 is_rare=True, show_default=True,
                 help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
+@rl_options
 @cost_options
 @grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS, shell_complete=completion.clusters,
                 help="Which is fastest and which cheapest, e.g. h100x64,h200x64,gb200x72.")  # fmt: skip
@@ -182,7 +184,12 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     zenithtune plan --model ./config.json --cluster 8xH200 --gbs 64 --seq 4096 --emit megatron
     zenithtune plan --module model.py:build --cluster h100x8 --gbs 64 --seq 2048
     zenithtune plan --cluster h200x64 --probe 3 -- bash train.sh
+    zenithtune plan --model qwen2.5-7b --cluster h100x8 --rl grpo --prompts 64 --group 8 --prompt-len 512 \\
+      --response-len 4096:900,3500
     """
+    if options["rl"] is not None:
+        return run_rl(options)
+    refuse_alone(options)
     if options["probe"] is not None:
         return _probe(command, options)
     if options["html"] is not None and options["explain"] is not None:

@@ -1,0 +1,101 @@
+"""Where a step that generates and trains runs best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plan_runs import Plan, as_json, planning
+from zenith_tune.api.plan_rl import plan_rl
+from zenith_tune.errors import UsageError
+from zenith_tune.planner.rl.lengths import AnswerLengths
+from zenith_tune.planner.rl.rl_planner import PlacedStep
+
+JOB: dict[str, Any] = {"prompts": 64, "group": 8, "prompt_len": 512, "response_len": "4096:900,3500"}
+OPTIONS = ("--prompts", "64", "--group", "8", "--prompt-len", "512", "--response-len", "4096:900,3500")
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
+    return planning(capsys)
+
+
+def of_kind(found: list[PlacedStep], *, together: bool) -> PlacedStep:
+    return next(placed for placed in found if placed.together is together)
+
+
+def test_phases_on_the_same_gpus_add_up_and_none_waits_for_another() -> None:
+    best = plan_rl("qwen2.5-7b", "h100x8", **JOB)[0]
+    assert best.together and best.idle == 0
+    assert best.step_s == pytest.approx(sum(best.phases.values()))
+    assert set(best.phases) >= {"generation", "log-probs", "reference", "update", "sync"}
+    tokens = 512 * (512 + AnswerLengths.parse(JOB["response_len"]).mean)
+    assert best.tokens_per_s_per_gpu == pytest.approx(tokens / best.step_s / 8)
+
+
+def test_apart_one_phase_waits_for_the_other_unless_answers_may_be_older() -> None:
+    now = of_kind(plan_rl("qwen2.5-7b", "h100x16", top=99, **JOB), together=False)
+    later = of_kind(plan_rl("qwen2.5-7b", "h100x16", top=99, behind=1, **JOB), together=False)
+    assert now.step_s == pytest.approx(sum(now.phases.values()))
+    sync = later.phases["sync"]
+    training = sum(later.phases.values()) - later.phases["generation"] - sync
+    assert later.step_s == pytest.approx(sync + max(later.phases["generation"], training))
+    assert later.idle < now.idle and later.step_s < now.step_s
+
+
+def test_more_updates_and_a_critic_cost_time() -> None:
+    plain, many, ppo = (
+        plan_rl("qwen2.5-0.5b", "h100x2", **JOB, **more)[0]
+        for more in ({"algorithm": "dapo"}, {"algorithm": "dapo", "updates": 64}, {"algorithm": "ppo"})
+    )
+    assert many.phases["update"] > plain.phases["update"]
+    assert "reference" not in plain.phases and plain.step_s < ppo.step_s
+    assert ppo.phases["critic"] == pytest.approx(ppo.phases["log-probs"] + ppo.phases["update"])
+
+
+def test_states_go_to_the_host_only_where_the_cache_wants_their_memory() -> None:
+    placed = {each.generation.tp: each for each in plan_rl("qwen2.5-32b", "h100x16", top=99, **JOB) if each.together}
+    wide, narrow = placed[8], placed[2]
+    assert "offload" not in wide.phases and wide.generation.memory_share < 0.5
+    assert narrow.phases["offload"] > 0 and narrow.generation.memory_share > 0.9
+
+
+def test_training_has_room_for_the_longest_prompt_and_answer() -> None:
+    longest = {**JOB, "response_len": "32768:900,3500"}
+    usual, long = (plan_rl("qwen2.5-3b", "h100x2", **job)[0] for job in (JOB, longest))
+    assert long.training_bytes < long.capacity_bytes
+    assert long.layout != usual.layout
+
+
+def test_the_command_prints_the_best_with_its_settings(plan: Plan) -> None:
+    found = plan("--model", "qwen2.5-7b", "--cluster", "h100x8", "--rl", "grpo", *OPTIONS)
+    assert found.code == 0
+    assert found.out.startswith("best: ") and "tensor_model_parallel_size=" in found.out
+    assert max(map(len, found.out.splitlines()[5:-2])) <= 80
+
+
+def test_json_has_every_phase(plan: Plan) -> None:
+    found = plan("--model", "qwen2.5-7b", "--cluster", "h100x8", "--rl", "dapo", *OPTIONS, "--top", "2", "--json")
+    first, second = as_json(found)["placements"]
+    assert first["step_s"] <= second["step_s"]
+    assert sum(first["phases_s"].values()) == pytest.approx(first["step_s"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompts", "8"), "--prompts belongs to --rl"),
+        (("--rl", "grpo", *OPTIONS, "--gbs", "8"), "of which --gbs is no part"),
+        (("--rl", "grpo", "--prompts", "8"), "Missing option '--group'"),
+        (("--rl", "grpo", *OPTIONS, "--updates", "7"), "7 updates of a step must divide its 512 answers"),
+    ],
+)
+def test_what_does_not_belong_together_is_one_line(plan: Plan, options: tuple[str, ...], said: str) -> None:
+    found = plan("--model", "qwen2.5-7b", "--cluster", "h100x8", *options)
+    assert found.code == 2 and said in found.err and len(found.err.splitlines()) == 1
+
+
+def test_what_fits_nowhere_says_so() -> None:
+    with pytest.raises(UsageError, match=r"no placement of qwen2\.5-72b on h100x2 fits"):
+        plan_rl("qwen2.5-72b", "h100x2", **JOB)
