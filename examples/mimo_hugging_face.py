@@ -1,8 +1,10 @@
 """Train a vision tower and a language model of Hugging Face, each with a layout of its own, on image and text samples.
 
-    python examples/mimo_hugging_face.py --vision siglip --language llama --seq-length 64 --llm-pp 2
+    hf download google/siglip-base-patch16-224 --local-dir siglip
+    hf download Qwen/Qwen2.5-0.5B --local-dir qwen
+    python examples/mimo_hugging_face.py --vision siglip --language qwen --seq-length 256 --encoder-dp 2 --llm-dp 2
     zenithtune optimize --preset mimo -- torchrun --nproc-per-node 8 examples/mimo_hugging_face.py \\
-        --vision siglip --language llama --seq-length 64
+        --vision siglip --language qwen --seq-length 256
 
 --vision and --language are folders with config.json and safetensors files. Replace `Captions` by your own samples.
 """
@@ -15,8 +17,10 @@ from argparse import Namespace
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from zenith_mimo.command import Parser, Work, add_layout_options, device, iteration_line, layout_of, run
+from zenith_tune.errors import UsageError
 
 IMAGE_TOKEN = 3
 
@@ -27,17 +31,16 @@ def read_options() -> Namespace:
     add_layout_options(parser)
     parser.add_argument("--vision", type=Path, required=True, help="folder of a SigLIP or CLIP tower")
     parser.add_argument("--language", type=Path, required=True, help="folder of a Llama, Qwen2, Qwen3 or Mistral")
-    parser.add_argument("--seq-length", type=int, default=64)
+    parser.add_argument("--seq-length", type=int, default=256)
     parser.add_argument("--train-iters", type=int, default=10)
     parser.add_argument("--lr", type=float, default=1e-4)
     return parser.parse_args()
 
 
-def train(options: Namespace) -> None:
+def train(options: Namespace, text: Any, tower: Any, num_rows: int) -> None:
     """Train on this rank; the last one prints."""
     import torch
     import torch.distributed as dist
-    import transformers
     from torch.optim.lr_scheduler import CosineAnnealingLR
 
     from zenith_mimo.hugging_face import CausalStage, VisionStage
@@ -46,12 +49,6 @@ def train(options: Namespace) -> None:
     from zenith_mimo.samples import Sample
     from zenith_mimo.topology import Topology
     from zenith_mimo.trainer import Trainer
-
-    tower = transformers.AutoConfig.from_pretrained(options.vision)
-    tower = getattr(tower, "vision_config", tower)
-    text = transformers.AutoConfig.from_pretrained(options.language)
-    text = getattr(text, "text_config", text)
-    num_rows = (tower.image_size // tower.patch_size) ** 2
 
     @dataclass(frozen=True)
     class Captions:
@@ -114,9 +111,17 @@ def train(options: Namespace) -> None:
 
 
 def prepare() -> Work:
-    """Read the command line, and refuse a layout that cannot be trained before any rank is started."""
+    """Read the command line, and refuse what cannot be trained before any rank is started."""
+    from zenith_mimo.hugging_face import read_config
+
     options = read_options()
-    return Work(num_ranks=layout_of(options).world_size, train=lambda: train(options))
+    layout = layout_of(options)
+    tower, text = read_config(options.vision, "vision_config"), read_config(options.language, "text_config")
+    num_rows = (tower.image_size // tower.patch_size) ** 2
+    if options.seq_length <= num_rows:
+        problem = f"an image stands for {num_rows} tokens, but --seq-length is {options.seq_length}"
+        raise UsageError(problem, hint="give more, for words besides")
+    return Work(num_ranks=layout.world_size, train=lambda: train(options, text, tower, num_rows))
 
 
 if __name__ == "__main__":

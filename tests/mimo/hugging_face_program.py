@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,17 @@ VISION: dict[str, Any] = {
     "image_size": 8,
     "patch_size": 4,
 }
+Layouts = dict[str, tuple[ModuleLayout, ModuleLayout]]
 WIDTH, VOCAB, LENGTH, IMAGE = 32, 64, 12, 3
 NUM_ROWS = 4
-LAYOUTS = {
+LAYOUTS: Layouts = {
     "own ranks": (ModuleLayout(pp=2), ModuleLayout(pp=2, offset=2)),
     "shared": (ModuleLayout(dp=4), ModuleLayout(dp=4)),
 }
+SHARDED: Layouts = {"sharded": (ModuleLayout(), ModuleLayout(pp=2, dp=2, offset=1))}
+"""Whose optimizers share their state out."""
+LANGUAGES = {"siglip": "llama", "clip": "llama-tied"}
+"""The language models that are trained with the towers."""
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-2, clip_grad=0.5)
 NUM_STEPS = 3
 VISION_MODELS = {"clip": CLIPVisionModel, "siglip": SiglipVisionModel}
@@ -85,25 +90,28 @@ def save_models(root: Path) -> dict[str, Any]:
         num_key_value_heads=2,
         vocab_size=VOCAB,
     )
-    LlamaForCausalLM(language).save_pretrained(root / "llama", max_shard_size="20KB")
+    LlamaForCausalLM(language).save_pretrained(root / LANGUAGES["siglip"], max_shard_size="20KB")
+    language.tie_word_embeddings = True
+    LlamaForCausalLM(language).save_pretrained(root / LANGUAGES["clip"], max_shard_size="20KB")
     return {}
 
 
 def builders(root: Path, tower: str) -> dict[str, BuildStage]:
     return {
         "vision": lambda tp, stage, num: VisionStage(root / tower, tp, stage, num, width=WIDTH, seed=1),
-        "language": lambda tp, stage, num: CausalStage(root / "llama", {"vision": IMAGE}, tp, stage, num),
+        "language": lambda tp, stage, num: CausalStage(root / LANGUAGES[tower], {"vision": IMAGE}, tp, stage, num),
     }
 
 
-def train(root: Path, tower: str) -> dict[str, list[float]]:
+def train(root: Path, tower: str, layouts: Layouts) -> dict[str, list[float]]:
     """Return the losses and norms of each layout."""
     found: dict[str, list[float]] = {}
-    for name, (vision, language) in LAYOUTS.items():
+    for name, (vision, language) in layouts.items():
         layout = MimoLayout(modules={"vision": vision, "language": language})
         topology = Topology(layout, timeout=timedelta(seconds=500))
         model = MimoModel(builders(root, tower), topology, row_width=WIDTH)
-        trainer = Trainer(model, get_mimo_optimizer(model, OPTIMIZER), micro_batch_size=2, global_batch_size=8)
+        config = replace(OPTIMIZER, use_distributed_optimizer=name in SHARDED)
+        trainer = Trainer(model, get_mimo_optimizer(model, config), micro_batch_size=2, global_batch_size=8)
         steps = [trainer.step(Images(step)) for step in range(NUM_STEPS)]
         save_checkpoint(root / "saved" / tower / name, trainer)
         found[name] = [number for step in steps for number in (step.loss, step.grad_norm or 0.0)]
@@ -115,7 +123,7 @@ def train_whole(root: Path, tower: str) -> dict[str, list[float]]:
     """Return the same of the whole models, run by transformers themselves."""
     stage = builders(root, tower)["vision"](TensorParallel(), 0, 1)
     vision = VISION_MODELS[tower].from_pretrained(root / tower)
-    language = LlamaForCausalLM.from_pretrained(root / "llama")
+    language = LlamaForCausalLM.from_pretrained(root / LANGUAGES[tower])
     parameters = [p for m in (vision, stage.projector, language) for p in m.parameters()]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": OPTIMIZER.weight_decay},
@@ -152,10 +160,10 @@ def exported(root: Path, tower: str) -> dict[str, float]:
     """Return by how much the weights that each layout saved differ, as transformers load them after the export."""
     trained = torch.load(root / f"{tower}.pt")
     found = {}
-    for name in LAYOUTS:
+    for name in [*LAYOUTS, *(SHARDED if tower == "clip" else ())]:
         saved, target = root / "saved" / tower / name, root / "exported" / tower / name
         export_module(saved, "vision", root / tower, target / "vision")
-        export_module(saved, "language", root / "llama", target / "language")
+        export_module(saved, "language", root / LANGUAGES[tower], target / "language")
         models = {
             "vision": VISION_MODELS[tower].from_pretrained(target / "vision"),
             "language": LlamaForCausalLM.from_pretrained(target / "language"),
@@ -199,7 +207,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     for tower in ("siglip", "clip"):
         (whole,) = run_world(1, functools.partial(train_whole, root, tower))
-        found[tower] = {**whole, "ranks": run_world(4, functools.partial(train, root, tower))}
+        ranks = run_world(4, functools.partial(train, root, tower, LAYOUTS))
+        found[tower] = {**whole, "ranks": ranks}
+        if tower == "clip":
+            found["sharded"] = run_world(5, functools.partial(train, root, tower, SHARDED))
         (found[tower]["exported"],) = run_world(1, functools.partial(exported, root, tower))
     (found["refusals"],) = run_world(1, functools.partial(refusals, root))
     print(json.dumps(found))

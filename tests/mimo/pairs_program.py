@@ -133,12 +133,13 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 def staged_gradients(stages: list[nn.Module], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the gradients of stages by the names of the whole module."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for stage in stages:
         for name, grad in gradients(stage).items():
             first, dot, rest = name.partition(".")
             if first != "projector":
-                found[names.get(first, first) + dot + rest] = grad
+                whole = names.get(first, first) + dot + rest
+                found[whole] = found[whole] + grad if whole in found else grad  # both ends have tied embeddings
     return found
 
 
@@ -175,7 +176,7 @@ def compare(tower: Tower, folder: Path, language: Any, num_images: int, num_stag
 
 
 def pairs(root: Path) -> dict[str, float]:
-    """Return the largest error of each pair, with and without images, whole and, where it can be, in two stages."""
+    """Return the largest error of each pair, with and without images, whole and in two stages."""
     towers, found = make_towers(root), {}
     for (kind, (config, options)), is_tied in itertools.product(LANGUAGES.items(), (False, True)):
         folder = root / f"{kind}-{is_tied}"
@@ -183,8 +184,7 @@ def pairs(root: Path) -> dict[str, float]:
         language = transformers.AutoModelForCausalLM.from_config(made).double()
         language.save_pretrained(folder)
         for name, tower in towers.items():
-            stages = (1,) if is_tied else (1, 2)
-            errors = [compare(tower, folder, language, num, of) for num in NUM_IMAGES for of in stages]
+            errors = [compare(tower, folder, language, num, of) for num in NUM_IMAGES for of in (1, 2)]
             found[f"{name} {kind}{' tied' * is_tied}"] = max(errors)
     return found
 
@@ -240,7 +240,6 @@ def refusals(root: Path) -> dict[str, str]:
     attempts: dict[str, Callable[[], object]] = {
         "gemma": lambda: CausalStage(root / "gemma", {}, TP, 0, 1),
         "dinov2": lambda: VisionStage(root / "dino", TP, 0, 1, width=WIDTH, seed=0),
-        "tied": lambda: CausalStage(root / "qwen2-True", {}, TP, 0, 2),
         "layer": lambda: VisionStage(root / "clip", TP, 0, 1, **square, layer=4),  # type: ignore[arg-type]
         "width": lambda: QwenVisionStage(root / "qwen2-vl", TP, 0, 1, width=7),
         "projector": lambda: VisionStage(root / "clip", TP, 0, 1, **square, projector_layers=3),  # type: ignore[arg-type]

@@ -162,5 +162,6 @@ def test_the_script_with_models_of_hugging_face_prints_the_same_losses_in_every_
         found.append(losses(done.stdout))
         assert MegatronEvaluator("step_time").evaluate(done.stdout, {}) > 0
     assert len(found[0]) == 3 and found[0] == pytest.approx(found[1], rel=1e-4)
-    refused = start_warm(*script, "--llm-dp", "3")
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
+    for wrong in (["--llm-dp", "3"], ["--seq-length", "4"], ["--language", f"{tmp_path}/none"]):
+        refused = start_warm(*script, *wrong)
+        assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1

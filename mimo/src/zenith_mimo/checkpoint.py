@@ -322,7 +322,7 @@ def _entries(trainer: Trainer) -> Iterator[tuple[str, Entry]]:
         yield from _module_entries(name, topology.roles[name], optimizer)
         for buffer_name, buffer in persistent_buffers(model.parts[name]).items():
             shard = shard_of(buffer)
-            is_written = topology.roles[name].dp_rank == 0 and _is_own_box(shard, topology.roles[name])
+            is_written = topology.roles[name].dp_rank == 0 and _is_own_box(buffer, topology.roles[name])
             yield f"{MODEL}{name}/{buffer_name}", TensorEntry(tensor=buffer, shard=shard, is_written_here=is_written)
 
 
@@ -339,19 +339,19 @@ def _module_entries(module: str, role: ModuleRole, optimizer: ModuleOptimizer) -
     )
     for name, parameter in optimizer.parameters.items():
         if name not in optimizer.trained:
-            is_written = role.dp_rank == 0 and _is_own_box(parameter.shard, role)
+            is_written = role.dp_rank == 0 and _is_own_box(parameter, role)
             yield (
                 f"{MODEL}{module}/{name}",
                 TensorEntry(tensor=parameter, shard=parameter.shard, is_written_here=is_written),
             )
     for piece in optimizer.pieces:
-        is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter.shard, role)
+        is_written = (optimizer.is_sharded or role.dp_rank == 0) and _is_own_box(piece.parameter, role)
         # Weights in the precision in which they are updated, so that a run of another precision can go on from them.
         for kind, tensor in {"model": piece.weight, **optimizer.moments_of(piece)}.items():
             entry = TensorEntry(tensor=tensor, shard=piece.shard, is_written_here=is_written)
             yield f"{kind}/{module}/{piece.name}", entry
 
 
-def _is_own_box(shard: LogicalShard, role: ModuleRole) -> bool:
-    """Return whether no earlier rank of the tensor-parallel group holds the same box."""
-    return role.tp_rank == 0 or not shard.is_whole
+def _is_own_box(tensor: Tensor, role: ModuleRole) -> bool:
+    """Return whether no earlier rank of the replica holds the same box."""
+    return not role.repeats(tensor) and (role.tp_rank == 0 or not shard_of(tensor).is_whole)

@@ -302,6 +302,11 @@ class MimoModel(nn.Module):
         return module
 
 
+def tie_to_other_end(parameter: nn.Parameter) -> None:
+    """Say that a module's first and last stage both have this parameter, under one name: it has one gradient."""
+    parameter.is_tied = True
+
+
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that are part of a module's state."""
     state = module.state_dict(keep_vars=True)

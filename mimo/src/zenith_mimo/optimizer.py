@@ -134,6 +134,14 @@ class ModuleOptimizer:
         spans = [(name, owned_rows(p.shape[0], owner, self._num_owners)) for name, p in self.trained.items()]
         return [(name, span) for name, span in spans if span[1] > span[0]]
 
+    def finish_gradients(self, scale: float) -> None:
+        """Sum the gradients over the replicas, and tied ones over both ends of the module; scale them."""
+        self.gradients.finish(scale)
+        role, last = self._role, self._role.layout.pp - 1
+        for piece in self.pieces:
+            if getattr(piece.parameter, "is_tied", False):
+                _add_from(role.rank_at(pp=last if role.is_first_stage else 0), self.grad_of(piece), role.groups.model)
+
     def grad_of(self, piece: OwnedPiece) -> Tensor:
         """Return the gradient of a piece, summed over the replicas."""
         return self.gradients.grad_rows(piece.parameter, self._owner)
@@ -299,13 +307,25 @@ class ModuleOptimizer:
 
     def _counted_grads(self) -> list[Tensor]:
         """Return the gradients that this rank counts: each number of the module is counted by one rank of the group."""
+        counted = [piece for piece in self.pieces if not self._role.repeats(piece.parameter)]
         is_first = self._role.tp_rank == 0
-        return [piece.weight.grad for piece in self.pieces if is_first or not piece.parameter.shard.is_whole]
+        return [piece.weight.grad for piece in counted if is_first or not piece.parameter.shard.is_whole]
 
     def _sum_over_module(self, value: Tensor) -> Tensor:
         group = self._role.groups.whole if self.is_sharded else self._role.groups.model
         dist.all_reduce(value, group=group)
         return value
+
+
+def _add_from(rank: int, tensor: Tensor, group: Any) -> None:
+    """Add another rank's tensor, which it adds this one to."""
+    # gloo sends from the host's memory alone.
+    mine = tensor.to("cpu" if dist.get_backend(group) == "gloo" else tensor.device).contiguous()
+    theirs = torch.empty_like(mine)
+    ways = [dist.P2POp(dist.isend, mine, rank, group), dist.P2POp(dist.irecv, theirs, rank, group)]
+    for work in dist.batch_isend_irecv(ways):
+        work.wait()
+    tensor.add_(theirs.to(tensor.device))
 
 
 def _copy_out(flat: Tensor, owned: list[Tensor]) -> None:

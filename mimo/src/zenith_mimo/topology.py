@@ -61,6 +61,10 @@ class ModuleRole:
         """Whether this rank holds the last pipeline stage of the module."""
         return self.pp_rank == self.layout.pp - 1
 
+    def repeats(self, tensor: Any) -> bool:
+        """Return whether an earlier stage has a tied parameter too, and counts and saves it."""
+        return self.pp_rank > 0 and getattr(tensor, "is_tied", False)
+
     def rank_at(self, *, tp: int | None = None, pp: int | None = None) -> int:
         """Return the rank of this replica at another place of it."""
         here = {"tp": self.tp_rank, "pp": self.pp_rank, "dp": self.dp_rank}

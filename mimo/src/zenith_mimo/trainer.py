@@ -263,8 +263,8 @@ class Trainer:
             read, self._num_microbatches, loss_scale=self.optimizer.get_loss_scale(), before_last=before_last
         )
         total = sum_over_world(here, self.model.device)
-        for one in gradients:
-            one.finish(1.0 / total.num_tokens if total.num_tokens else 1.0)
+        for optimizer in self.optimizer.active.values():
+            optimizer.finish_gradients(1.0 / total.num_tokens if total.num_tokens else 1.0)
         return float(total.loss) / max(total.num_tokens, 1), total.num_tokens
 
     def evaluate(self, batch: SampleSource) -> float:

@@ -20,11 +20,10 @@ from zenith_mimo.hugging_face.folder import (
     recompute_layers,
     refuse_tp,
 )
-from zenith_mimo.modules import with_rows
+from zenith_mimo.modules import tie_to_other_end, with_rows
 from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import TensorParallel
-from zenith_tune.errors import UsageError
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral")
 """Models whose forward pass is embedding, layers and norm, and nothing else."""
@@ -54,21 +53,20 @@ class CausalStage(nn.Module):
         check_kind(folder, "a language model", config, KINDS)
         refuse_tp("a language model", tp)
         is_tied = bool(config.tie_word_embeddings)
-        if is_tied and num_stages > 1:
-            problem = "a language model whose embedding is its head too cannot be pipelined"
-            raise UsageError(f"{problem}, but {folder} is one and pp is {num_stages}", hint="set it to 1.")
         layers = stage_layers(config.num_hidden_layers, stage, num_stages)
         model = on_meta(transformers.AutoModelForCausalLM.from_config, config)
         inner, is_last = model.model, stage == num_stages - 1
         self._token_ids, self._width = dict(sorted(token_ids.items())), config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.embed_tokens = inner.embed_tokens if stage == 0 else None
+        self.embed_tokens = inner.embed_tokens if stage == 0 or (is_last and is_tied) else None
         self.layers = nn.ModuleDict({str(layer): inner.layers[layer] for layer in layers})
         self.norm = inner.norm if is_last else None
         self.lm_head = model.lm_head if is_last and not is_tied else None
         if recompute:
             recompute_layers(model)
         fill_from_folder(self, folder, CAUSAL, tp)
+        if is_tied and num_stages > 1 and self.embed_tokens is not None:
+            tie_to_other_end(self.embed_tokens.weight)
         # What is left runs these layers alone: with the masks and positions that transformers makes for them.
         inner.config = copy.deepcopy(config)
         inner.config.num_hidden_layers = len(layers)

@@ -46,7 +46,7 @@ def causal_work(folder: Path, seq_length: int) -> ModuleWork:
         ),
         hidden_numbers=s * h,
         widths=(WHOLE,),
-        depths=(("1, since the embedding is the head too,", 1),) if spec.tied_embeddings else (),
+        is_tied=spec.tied_embeddings,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zenith_mimo.planning.config import (
     LANGUAGE,
@@ -97,13 +97,17 @@ class ModuleWork:
     """Numbers that a layer sends to experts on other ranks, for one unit and one way."""
     num_experts: int = 0
 
+    is_tied: bool = False
+    """Whether a last stage of its own has what is split of the first end too."""
+
     def stage_parts(self, stage: int, num_stages: int) -> list[tuple[PartWork, int]]:
         """Return the parts of a stage, each with how many there are."""
         parts = [(self.layer, len(stage_layers(self.num_layers, stage, num_stages)))]
         if stage == 0:
             parts.append((self.first, 1))
         if stage == num_stages - 1:
-            parts.append((self.last, 1))
+            more = self.first.split_params if self.is_tied and num_stages > 1 else 0.0
+            parts.append((replace(self.last, split_params=self.last.split_params + more), 1))
         return parts
 
     def forward_flops(self, *, stage: int, num_stages: int, tp: int) -> float:
