@@ -501,3 +501,59 @@ def test_tensor_parallelism_over_nodes_is_the_finding_even_where_no_change_is_ad
     assert any("2 nodes" in line for line in (*named, *shown["warnings"]))
     full = doctor("--cluster", "h100x16", "--model", "llama3-405b", "--json", "--", *command)
     assert any("2 nodes" in line for line in json.loads(full.out)["warnings"])
+
+
+def test_what_a_command_leaves_open_is_asked_for_at_once(doctor: Doctor, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(logs.TRAINER)
+    command = ["--", "python", "train.py", "--per_device_train_batch_size", "2", "--max_steps", "9"]
+    (tmp_path / "train.py").write_text("from transformers import Trainer\nTrainer().train()\n")
+    done = doctor(str(path), "--preset", "trainer", *command)
+    assert done.code == 2 and all(f"{option} " in done.err for option in ("--model", "--seq", "--cluster")), done.err
+    assert "--model" in doctor(str(path)).out
+
+
+def test_the_installation_is_described_alone(doctor: Doctor) -> None:
+    assert [doctor("--self", *more).code for more in ([], ["train.log"], ["--json"], ["--", "python"])] == [0, 2, 2, 2]
+
+
+def test_speeds_that_no_gpu_has_are_not_compared(doctor: Doctor, tmp_path: Path) -> None:
+    for name, step_ms in (("fast.log", 1.0), ("slow.log", 6500.0)):
+        (tmp_path / name).write_text("".join(LINE.format(number, step_ms) for number in range(1, 31)))
+    command = shlex.join([*LAUNCH, *PIPELINE])
+    done = doctor(
+        str(tmp_path / "slow.log"),
+        *H100,
+        "--against",
+        f"{tmp_path / 'fast.log'} -- {command}",
+        "--",
+        *LAUNCH,
+        *PIPELINE,
+    )
+    assert done.code == 0 and "not compared: the other run would have" in done.out, done.out + done.err
+
+
+def test_the_log_of_a_trial_needs_nothing_more_than_its_study(doctor: Doctor, tmp_path: Path) -> None:
+    places = [trial_folder(tmp_path / "tuned", number) for number in (1, 2, 3)]
+    out = replace(trial(2, Outcome.OOM, **point(mbs=16)), folder=places[1])
+    slow, died = trial(1, Outcome.OK, 9.0, **point(tp=8)), trial(3, Outcome.ERROR, **point(tp=4))
+    study_of(tmp_path, replace(slow, folder=places[0]), trial(4, Outcome.OK, 5.0, **point()), out,
+             replace(died, folder=places[2]))  # fmt: skip
+    for place, text in zip(
+        places, (LINE.format(1, 9000.0), "", "Traceback (most recent call last):\nRuntimeError: no\n"), strict=True
+    ):
+        place.mkdir(parents=True)
+        (place / "log.txt").write_text(text)
+    found = [doctor(str(place / "log.txt")) for place in places]
+    assert [done.code for done in found] == [0, 1, 1], [done.err for done in found]
+    assert "trial 1 of " in found[0].out and "TP8" in found[0].out and "measured 9.0 s" in found[0].out
+    assert "ran out of memory" in found[1].out and "RuntimeError: no" in found[2].out
+
+
+def test_a_study_without_layouts_has_what_it_measured(doctor: Doctor, tmp_path: Path) -> None:
+    study, place = Study(Direction.MAXIMIZE), StudyFolder(tmp_path, "tuned")
+    study.add(replace(trial(1, Outcome.OK, 9.0, bs=4), step_s=None))
+    place.create()
+    export(study, StudyHeader(preset="space", args={"space": "bs=4,8"}, command="python t.py", evaluator=""), place, "")
+    done = doctor(str(place.path))
+    assert done.code == 0 and "58,254 tokens/s" in done.out and "knows no layouts" in done.out, done.err

@@ -40,7 +40,8 @@ def diagnose(
     """Name what limits a run and the change that helps, as `zenithtune doctor` does.
 
     `target` is a study's name or folder, or a log; a `command` alone is diagnosed by its plan. `against` also says
-    why it is slower than another run: "published" for the nearest published one, or a study or a log of your own.
+    why it is slower than another run: "published" for the nearest published one, or a study or a log of your own,
+    "LOG -- COMMAND" where the log does not show its command.
 
     >>> launched = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 16 --hidden-size 2048"
     >>> options = "--num-attention-heads 16 --seq-length 4096 --max-position-embeddings 4096"
@@ -57,7 +58,8 @@ def diagnose(
     run = find_run(Path(target) if target is not None else None, command, hints, db=db, output_dir=where)
     other = None
     if against not in (None, PUBLISHED):
-        other = find_run(Path(against), None, hints, db=db, output_dir=where)
+        place, _, its_command = str(against).partition(" -- ")
+        other = find_run(Path(place), its_command or None, hints, db=db, output_dir=where)
     # Not before: a mistake is reported without the planner.
     from zenith_tune.api.run_diagnosis import RunDiagnosis
     from zenith_tune.calibrate.calibration_file import load_calibration

@@ -52,7 +52,7 @@ class _BeforeCommand(click.Command):
 @calibration_option()
 @click.option("--against", metavar="published|STUDY|LOG",
               help="Also say why it is slower than another run, cause by cause: the nearest published one, or one of "
-              "yours.")  # fmt: skip
+              "yours; a log that does not show its command takes it too: 'LOG -- COMMAND'.")  # fmt: skip
 @click.option("--self", "of_installation", is_flag=True,
               help="Print what is installed here and what is missing, for bug reports.")  # fmt: skip
 @study_place
@@ -65,7 +65,7 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     """Name what slows a run down, with its number, and the change that helps, with the gain that the planner predicts.
 
     STUDY is a study's name, its folder, or its study.json, LOG what a run printed; Megatron-LM's log states its job
-    itself, other logs need the COMMAND too. A command alone is diagnosed by its plan.
+    itself, a trial's log has its study, and other logs need the COMMAND too. A command alone is diagnosed by its plan.
 
     \b
     zenithtune doctor megatron-lm-20260801-120000
@@ -80,6 +80,10 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     if options["of_installation"]:
         from zenith_tune.doctor.installation import installation_lines
 
+        by_user = click.core.ParameterSource.COMMANDLINE
+        given = {name for name in context.params if context.get_parameter_source(name) is by_user}
+        if context.meta[COMMAND] or given - {"of_installation", "debug"}:
+            raise click.UsageError("--self describes this installation alone: give nothing else with it")
         click.echo("\n".join(installation_lines()))
         return 0
     from zenith_tune.api.diagnose import diagnose

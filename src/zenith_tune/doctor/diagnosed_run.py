@@ -108,6 +108,8 @@ class UnplannedRun:
     what: str
     reason: str
     """Why it cannot be planned, and what to give for a plan."""
+    value: str = ""
+    """What its study measured of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +131,33 @@ class RunHints:
         return RunOrigin(model=model, cluster=cluster, topology=topology, emit=emit, unasked=tuple(unasked))
 
 
+STAND_INS = {"model": "llama3-8b", "cluster": "h100x64", "seq": 2048}
+"""What a command may leave open, by the names of options, and values with which to see what else it does."""
+
+
 def from_command(command: str, hints: RunHints) -> DiagnosedRun:
-    """Read the run of a command."""
+    """Read the run of a command; what it leaves open is asked for at once."""
+    missing: list[str] = []
+    first: UsageError | None = None
+    while True:
+        known = {**hints.all_args, **{name: STAND_INS[name] for name in missing}}
+        try:
+            found = _from_command(command, replace(hints, args=known, cluster=None) if missing else hints)
+        except UsageError as error:
+            first = first or error
+            asked = [name for name in STAND_INS if f"--{name} " in error.hint and name not in known]
+            missing += asked[:1]
+            if asked:
+                continue
+        if first is None:
+            return found
+        if len(missing) < 2:
+            raise first
+        named = " ".join(f"--{name} {STAND_INS[name]}" for name in missing)
+        raise UsageError(f"{first.problem}, and more is not known", hint=f"give for instance {named}")
+
+
+def _from_command(command: str, hints: RunHints) -> DiagnosedRun:
     name, command = (hints.preset, command) if hints.preset else recognised(command)
     if name == MEGATRON_LM:
         return megatron_lm_run(command, hints)
@@ -138,6 +165,11 @@ def from_command(command: str, hints: RunHints) -> DiagnosedRun:
         return megatron_run(command, hints)
     preset = made_preset(name, hints.all_args)
     preset.bind(command)
+    return run_of_preset(preset, name, command, hints)
+
+
+def run_of_preset(preset: CompletePreset, name: str, command: str, hints: RunHints) -> DiagnosedRun:
+    """Return the run of the command that a preset is bound to."""
     point = preset.own_point(command)
     if point is None:
         problem = f"preset {name} cannot read the layout of the command"
@@ -182,8 +214,7 @@ def run_of_point(preset: CompletePreset, name: str, command: str, params: Mappin
     """Return the run of one point of a preset's space."""
     subject, layout = preset.subject(command), preset.planned_layout(command, params)
     if subject is None or layout is None:
-        problem = f"preset {name} knows no layouts, so that nothing can be estimated"
-        raise UsageError(problem, hint="diagnose another command")
+        raise UsageError(f"preset {name} knows no layouts, so that nothing can be estimated")
     levers = [lever for lever in preset.levers(command, params) if not lever.is_left_out and lever.name not in params]
     modules = modules_of_point(params)
     return DiagnosedRun(subject=subject, layout=layout, recompute_modules=modules, levers=tuple(levers))

@@ -217,7 +217,8 @@ def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
     arguments = dumped_arguments(log)
     if not arguments:
         problem = f"{path} does not show what its run was started with"
-        raise UsageError(problem, hint=f"give the command too, zenithtune doctor {path} -- COMMAND")
+        said = "with --model, --cluster and --seq where it does not say them"
+        raise UsageError(problem, hint=f"give the command too, zenithtune doctor {path} -- COMMAND, {said}")
     started = {"n_gpus": arguments["world_size"]} if "world_size" in arguments else {}
     run = megatron_lm_run(dumped_command(arguments), replace(hints, args={**started, **hints.args}), arguments)
     return replace(run, recompute_modules=recompute_modules(arguments) if MODULES in arguments else ())

@@ -136,7 +136,9 @@ def own_gap(run: DiagnosisInput, levers: Sequence[Lever], other: DiagnosedRun) -
     return _compared(run, own, [*off, *on])
 
 
-def _compared(run: DiagnosisInput, other: ReferenceRun, levers: Sequence[GapCause], replaced: str = "") -> SpeedGap:
+def _compared(
+    run: DiagnosisInput, other: ReferenceRun, levers: Sequence[GapCause], replaced: str = ""
+) -> SpeedGap | NotCompared:
     """Split the gap between a run and another; `levers` are causes that its plan does not know."""
     planner, measured_s = run.planner, run.measured.step_s
     subject = PlanSubject(model=planner.model, cluster=run.cluster, job=planner.job)
@@ -150,6 +152,11 @@ def _compared(run: DiagnosisInput, other: ReferenceRun, levers: Sequence[GapCaus
     own = [*_logged(run), *_full_memory(run), *levers]
     planned_s = run.planned.roomy_s * math.prod(cause.factor for cause in own)
     speed = work_of(subject, run.layout) / (measured_s or planned_s)
+    for what, each, flops_per_s in (("the run", subject, speed), ("the other run", other.subject, other.flops_per_s)):
+        most = each.cluster.gpu.matrix_flops(each.job.precision)
+        if flops_per_s > most:
+            figures = f"{flops_per_s / 1e12:,.0f} TFLOP/s a GPU, but {each.cluster.gpu.name} does {most / 1e12:,.0f}"
+            return NotCompared(reason=f"{what} would have {figures} at most: name its --model and --cluster")
     rest = other.flops_per_s / speed / math.prod(cause.factor for cause in causes)
     for cause in own:
         # What a run is known or expected to lose explains no more than what is left.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.doctor.diagnosed_run import (
+    MEGATRON,
+    MEGATRON_LM,
     OF_ANOTHER_RELEASE,
     DiagnosedRun,
     Measured,
@@ -20,20 +23,28 @@ from zenith_tune.doctor.diagnosed_run import (
     from_command,
     made_preset,
     run_of_point,
+    run_of_preset,
     tried_layouts,
 )
-from zenith_tune.doctor.logged_run import from_log, positive, read_bytes
+from zenith_tune.doctor.logged_run import from_log, log_causes, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.study.files import Json, TrialFolder
+from zenith_tune.study.trial_log import without_escapes
+from zenith_tune.units import format_value
 
-STUDY_FILE = "study.json"
+STUDY_FILE, TRIALS = "study.json", "trials"
+ASKED = "asked"
+"""Where a study that was read has the trial to diagnose, in place of the most informative one."""
 
 
 def find_run(
     target: Path | None, command: str | None, hints: RunHints, *, db: str | None, output_dir: Path | None
 ) -> DiagnosedRun | UnplannedRun:
-    """Read the run of a study's name, folder or study.json, of a log, or of a command alone."""
+    """Read the run of a study's name, folder or study.json, of a log, or of a command alone.
+
+    The log of a trial is read with what its study knows.
+    """
     if target is None:
         if command is None:
             hint = "give a study's name or folder, a log, or your command after --"
@@ -50,7 +61,19 @@ def find_run(
         except (StudyError, UnknownNameError):
             if not target.suffix and len(target.parts) == 1:  # not the name of a file
                 raise
-    return from_log(target, command, hints)
+    trial = _logged_trial(target) if command is None else None
+    return from_log(target, command, hints) if trial is None else _diagnosed(*trial, hints)
+
+
+def _logged_trial(log: Path) -> tuple[Json, Path] | None:
+    """Return the study in whose folder a log lies, with the log's trial as the one to diagnose, and that folder."""
+    for folder in log.parents:
+        if folder.name == TRIALS and (folder.parent / STUDY_FILE).is_file():
+            study, name = _study(folder.parent), log.relative_to(folder).parts[0]
+            for trial in study["trials"]:
+                if isinstance(trial, dict) and Path(str(trial.get("folder"))).name == name:
+                    return {**study, ASKED: trial}, folder.parent
+    return None
 
 
 def from_named_study(
@@ -107,13 +130,26 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         peak_bytes=None if is_out else positive(trial.get("peak_memory_bytes")),
         out_of_memory=is_out,
         cause=str(trial.get("cause") or ""),
+        causes=log_causes(_log_text(trial, folder)) if ASKED in study and not is_out else (),
     )
     preset = made_preset(name, args)
     preset.bind(command)
-    if params:
-        run = _run_of_trial(preset, name, command, params, folder)
-    else:
-        run = from_command(command, RunHints(preset=name, args=args))
+    if isinstance(base := study.get("baseline"), dict):
+        with contextlib.suppress(UsageError):
+            preset.read_baseline(_log_text(base, folder))
+    what = f"{_name(trial)} of {folder}"
+    try:
+        if params:
+            run = _run_of_trial(preset, name, command, params, folder)
+        elif name in (MEGATRON, MEGATRON_LM):
+            run = from_command(command, RunHints(preset=name, args=args))
+        else:
+            run = run_of_preset(preset, name, command, RunHints(preset=name, args=args))
+    except UsageError as error:
+        if hints.all_args or isinstance(error, StudyError):  # which may be mistaken
+            raise
+        value = format_value(positive(trial.get("value")) or 0.0, str(trial.get("unit") or ""))
+        return UnplannedRun(measured=measured, what=what, reason=str(error), value=value)
     points = [_point(each) for each in (study.get("baseline"), *study["trials"]) if isinstance(each, dict)]
     origin = replace(
         RunHints(args=args).origin(emitted(name, command), run.origin.unasked),
@@ -121,21 +157,32 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         memory_limit_bytes=_memory_limit(study),
         tries=preset.tries,
     )
-    return replace(run, measured=measured, origin=origin, what=f"{_name(trial)} of {folder}")
+    return replace(run, measured=measured, origin=origin, what=what)
 
 
 def _failed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
     """Read the log of the first trial that failed, for what ended it."""
-    for trial in (study.get("baseline"), *study["trials"]):
-        if isinstance(trial, dict) and isinstance(trial.get("folder"), str):
-            place = Path(trial["folder"])
-            # A study's folder may have been moved or copied since.
-            files = TrialFolder(folder / place.parent.name / place.name if folder.is_dir() else place)
-            if files.log.is_file():
-                command = str(trial.get("command") or study["command"])
-                return replace(from_log(files.log, command, hints), what=f"{_name(trial)} of {folder}")
+    for trial in (study.get(ASKED, study.get("baseline")), *study["trials"]):
+        if isinstance(trial, dict) and (log := _log(trial, folder)) is not None:
+            command = str(trial.get("command") or study["command"])
+            return replace(from_log(log, command, hints), what=f"{_name(trial)} of {folder}")
     problem = f"no trial of study {str(folder)!r} succeeded, ran out of memory or left a log"
     raise UsageError(problem, hint="give another study")
+
+
+def _log(trial: Json, folder: Path) -> Path | None:
+    """Return a trial's log, where it has one; a study's folder may have been moved or copied since."""
+    if not isinstance(trial.get("folder"), str):
+        return None
+    place = Path(trial["folder"])
+    log = TrialFolder(folder / place.parent.name / place.name if folder.is_dir() else place).log
+    return log if log.is_file() else None
+
+
+def _log_text(trial: Json, folder: Path) -> str:
+    """Return what a trial printed; nothing where it left no log."""
+    log = _log(trial, folder)
+    return "" if log is None else without_escapes(read_bytes(log).decode("utf-8", errors="replace"))
 
 
 def _name(trial: Json) -> str:
@@ -160,7 +207,7 @@ def _run_of_trial(preset: CompletePreset, name: str, command: str, params: Json,
         raise
     except OF_ANOTHER_RELEASE as error:  # or of a study that was edited
         problem = f"study {str(folder)!r} must have trials of the preset {name!r}, but their parameters are of another"
-        raise UsageError(f"{problem} ({type(error).__name__}: {error})", hint="give another study") from None
+        raise StudyError(f"{problem} ({type(error).__name__}: {error})", hint="give another study") from None
 
 
 def _study(folder: Path) -> Json:
@@ -178,6 +225,8 @@ def _study(folder: Path) -> Json:
 
 def _informative_trial(study: Json) -> Json | None:
     """Return the most informative trial: the fastest, else the first out of memory; None where all failed."""
+    if (asked := study.get(ASKED)) is not None:
+        return asked if asked.get("outcome") in ("ok", "oom") else None
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
     base, best = study.get("baseline"), study.get("best")
     gain = study.get("gain")

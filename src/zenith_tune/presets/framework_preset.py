@@ -138,7 +138,7 @@ class FrameworkPreset(CompletePreset, Generic[S, A]):
         layout = self.layout(point) if point is not None else None
         batch = [f"batch {layout.global_batch}"] if layout is not None else []
         if subject is None:
-            return ", ".join([*(self._model_names() or [f"preset {self.title}"]), *batch])
+            return ", ".join([*(self._model_names() or [self.title]), *batch])
         gpus = f"{subject.cluster.num_gpus} {subject.cluster.gpu.name}"
         return ", ".join([f"{subject.model.name} on {gpus}", *batch, f"sequence {subject.job.seq_len}"])
 

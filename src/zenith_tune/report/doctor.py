@@ -55,6 +55,7 @@ def unplanned_lines(run: UnplannedRun) -> Iterator[str]:
     """Yield what the log of a run without a plan says."""
     step_s, peak = run.measured.step_s, run.measured.peak_bytes
     figures = [f"measured {format_seconds(step_s)} a step"] if step_s is not None else []
+    figures = figures or ([f"measured {run.value}"] if run.value else [])
     figures += [f"{format_bytes(peak)} reserved"] if peak is not None else []
     yield f"{run.what}: {'; '.join(figures) or 'no steady speed'}"
     yield from cause_lines(run.measured.causes)
