@@ -25,7 +25,7 @@ def test_the_best_layouts_are_shown_with_all_that_a_choice_needs(plan: Plan) -> 
     for word in (
         "llama3-8b (8.0B parameters) on h100x8",
         "with risk",
-        "(90%)",
+        "90% of such runs",
         "MFU",
         "OOM",
         "bound by",

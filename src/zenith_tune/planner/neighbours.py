@@ -91,7 +91,7 @@ def memory_misses(
     for miss in (miss.with_room() for miss in misses):
         gain = math.inf if best is None else best.step_s / miss.step_s - 1
         if gain > LEAST_GAIN:
-            hint, reason = _memory_hint(miss, evaluate_neighbours(miss.layout), risk), memory_reason(miss)
+            hint, reason = _memory_hint(miss, evaluate_neighbours(miss.layout), risk, best), memory_reason(miss)
             found.append(NearMiss(planned=miss, obstacle=Obstacle.MEMORY, gain=gain, reason=reason, hint=hint))
     return found
 
@@ -116,13 +116,16 @@ def memory_reason(miss: PlannedLayout) -> str:
     return f"{what} ({miss.memory}); {format_seconds(miss.roomy_s)} per step with enough memory"
 
 
-def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float) -> str:
+def _memory_hint(miss: PlannedLayout, steps: list[PlannedLayout], risk: float, best: PlannedLayout | None) -> str:
     fitting = [step for step in steps if step.oom_probability < risk]
     if not fitting:
         return f"{_more(miss)}; no single change makes it fit"
     step = min(fitting, key=lambda step: step.expected_s)
     cost = format_gain(step.step_s / miss.roomy_s - 1)
-    return f"{_more(miss)}, or {changes(miss.layout, step.layout)}: {format_seconds(step.step_s)} ({cost} time)"
+    found = f"{_more(miss)}, or {changes(miss.layout, step.layout)}: {format_seconds(step.step_s)} ({cost} time)"
+    if best is None or step.step_s > best.step_s:
+        return found
+    return f"{found}, {'the best' if step.layout == best.layout else 'about as good as the best'}"
 
 
 def _more(miss: PlannedLayout) -> str:

@@ -244,7 +244,7 @@ class Plan:
     tied_within: float
     """The relative difference of two steps below which they tie."""
     level: str
-    """Who measured this kind of machine, and how far off that leaves all its step times."""
+    """Who measured this kind of machine."""
     near_misses: tuple[NearMiss, ...]
     front: tuple[PlannedLayout, ...]
     """Layouts that no other beats in both time and memory, the fastest first."""
@@ -286,7 +286,7 @@ class Plan:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions behind the figures that may differ from the command."""
-        found = [f"level of step times: {self.level}"]
+        found = [f"step times {self.level}"]
         if self.model.num_experts and any(planned.layout.ep > 1 for planned in self.best):
             found.append(DISPATCH[self.job.dispatcher])
         if self.job.imbalance and any(planned.busiest_load > 1 for planned in self.best):

@@ -17,7 +17,7 @@ from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.estimates.calibration import ERROR_SOURCES, TO_90, Calibration
+from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.estimates.memory import estimate_memory
 from zenith_tune.estimates.memory_risk import layout_risk, memory_quantiles
 from zenith_tune.estimates.model_flops import flops_per_token
@@ -38,7 +38,7 @@ from zenith_tune.planner.limits import RISK as RISK
 from zenith_tune.planner.neighbours import batch_misses, memory_misses, memory_reason, neighbours
 from zenith_tune.planner.plan import PRESSURE, NearMiss, Plan, PlannedLayout, halvings, thinned, unbeaten
 from zenith_tune.planner.what_if import WhatIf, changed, parse_changes, resized
-from zenith_tune.units import count, format_spread
+from zenith_tune.units import count
 
 AT_A_TIME = 16_384
 """Layouts estimated at a time, in order of speed, before checking whether they are enough."""
@@ -282,12 +282,12 @@ class Planner:
         return [self._planned(layouts, estimates, memory, routing, row) for row in range(len(layouts))]
 
     def _level(self) -> str:
-        """Return who measured this kind of machine, and how far off that leaves the level of its step times."""
+        """Return who measured this kind of machine."""
         time, gpu = self.calibration.time, self.cluster.gpu.name
-        own = f"{count(time.num_own, 'run')} of yours" if time.num_own else "no run of yours yet"
-        spread = format_spread(TO_90 * float(time.level_sd(np.zeros((len(ERROR_SOURCES), 1)), gpu)[0]))
-        known = f"{gpu.upper()} by {count(time.num_sources(gpu), 'source')}"
-        return f"{known if time.sources else f'{self.job.framework.name}, by no source'},{spread}; {own}"
+        num, kind = time.num_sources(gpu), gpu.upper() if time.sources else self.job.framework.name
+        by = f"as {count(num, 'source')} measured {kind}" if num else f"of {kind}, which no source measured"
+        own = f"{count(time.num_own, 'run')} of yours" if time.num_own else "no run of yours narrows the range yet"
+        return f"{by}; {own}"
 
     def _routing(self, layouts: LayoutBatch) -> list[tuple[float, float | None]]:
         """Return the load of the busiest expert-parallel rank, and the memory with balanced routing."""

@@ -31,7 +31,6 @@ from zenith_tune.units import (
     format_dollars,
     format_gain,
     format_gpu_hours,
-    format_range,
     format_seconds,
     format_tokens,
 )
@@ -154,7 +153,7 @@ class PlanReport:
         ways: Iterable[WayOut] = (),
     ) -> None:
         """Print the best layout and what its training takes, or what would do where nothing fits."""
-        self.say(_title(plan))
+        self.say(_job_title(plan, f" on {plan.cluster.name}"))
         if plan.best:
             self.say(f"best: {plan.best[0].name}: {plan.best[0].figures}")
         else:
@@ -290,8 +289,9 @@ class PlanReport:
 
     def _dropped(self, plan: Plan, *, in_full: bool) -> None:
         self._console.print()
-        fits = f"{plan.num_fitting:,} fit (less than {plan.risk:.0%} likely to run out of memory)"
-        self.say(f"{count(plan.num_considered, 'layout')} considered, {fits}{'' if in_full else '; -v says more'}")
+        fits = f"{plan.num_fitting:,} fit (OOM below {plan.risk:.0%})"
+        ranked = f"{fits}, ranked with that risk" if plan.best else fits
+        self.say(f"{count(plan.num_considered, 'layout')} considered, {ranked}{'' if in_full else '; -v says more'}")
         if not in_full:
             return
         if plan.best:
@@ -339,11 +339,6 @@ def _worth(step: Step) -> str:
     if abs(step.gain) <= LEAST_GAIN:
         gain = f"no slower, saves {format_bytes(step.saved_bytes)}"
     return f"{gain}, {step.planned.oom_probability:.0%} OOM"
-
-
-def _title(plan: Plan) -> str:
-    spread = f"; step{format_range(plan.best[0].step_half_width)}" if plan.best else ""
-    return f"{_job_title(plan, f' on {plan.cluster.name}')}{spread}"
 
 
 def _job_title(plan: Plan, where: str = "") -> str:
