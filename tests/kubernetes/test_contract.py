@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kubernetes.real_cluster import RealCluster
 from tests.kubernetes.standin_cluster import StandInCluster
 from zenith_kubernetes.runner import KubernetesRunner
 from zenith_tune.testing import RunnerContract
@@ -12,7 +13,7 @@ from zenith_tune.testing import RunnerContract
 class TestTrainJobs(RunnerContract):
     @pytest.fixture(autouse=True)
     def _cluster(self, shared_cluster: StandInCluster) -> None:
-        self.cluster = shared_cluster
+        self.cluster: StandInCluster | RealCluster = shared_cluster
 
     def make(self) -> KubernetesRunner:
         return self.cluster.runner()
@@ -20,5 +21,20 @@ class TestTrainJobs(RunnerContract):
 
 @pytest.mark.slow
 class TestJobs(TestTrainJobs):
+    def make(self) -> KubernetesRunner:
+        return self.cluster.runner(image="train")
+
+
+@pytest.mark.slow
+@pytest.mark.own_environment
+class TestTrainJobsOfARealServer(TestTrainJobs):
+    @pytest.fixture(autouse=True)
+    def _cluster(self, real_cluster: RealCluster) -> None:
+        self.cluster = real_cluster
+
+
+@pytest.mark.slow
+@pytest.mark.own_environment
+class TestJobsOfARealServer(TestTrainJobsOfARealServer):
     def make(self) -> KubernetesRunner:
         return self.cluster.runner(image="train")

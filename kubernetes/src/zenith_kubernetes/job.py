@@ -32,6 +32,8 @@ _LOG_S = 60.0
 _END_S = 90.0
 """How long the end of a trial's pods is waited for."""
 _FAILED_S = 5.0
+_REASONS_EVERY = 5
+"""How many looks at the trials go by before one at what a trial waits for."""
 _PAUSE_S = 0.1
 
 
@@ -61,7 +63,7 @@ class KubernetesJob(Job):
         self._ended: JobResult | None = None
         """How it ended, while the rest of its log is waited for."""
         self._state = ""
-        self._reasons = WaitingReasons(runner.cluster, runner.kind)
+        self._reasons = WaitingReasons(runner.cluster, _REASONS_EVERY * runner.poll_s)
         super().__init__(runner, request)
 
     def start(self) -> None:
@@ -120,7 +122,7 @@ class KubernetesJob(Job):
         if (ended := self._judged(seen)) is None:
             return None
         self._ended, self._over_at = ended, time.monotonic()
-        return self._close() if self._has_log() else None
+        return self._close() if ended.end is not End.EXITED or self._has_log() else None
 
     def kill(self, end: End) -> JobResult:
         self._is_asked.set()
@@ -197,10 +199,10 @@ class KubernetesJob(Job):
             self._failed_at = time.monotonic()
         failed_s = time.monotonic() - (self._failed_at or time.monotonic())
         is_settled = failed_s > _AFTER_SIGNAL_S or not any(code in _SIGNALLED for code in failed)
-        if len(codes) >= self.needs.nodes if is_settled else False:
+        running = any(pod.exit_code is None for pod in pods if pod.is_started)
+        is_over = len(codes) >= self.needs.nodes or bool(failed and not running)
+        if (is_over and is_settled) or (failed and failed_s > _AFTER_FAILURE_S):
             return self._exited(failed[0] if failed else 0)
-        if failed and failed_s > _AFTER_FAILURE_S:
-            return self._exited(failed[0])
         gone = [pod for pod in missing if pod.exit_code is None]
         gone += [pod for pod in pods if pod.is_going and pod.is_started and pod.exit_code is None]
         if shown is None:
@@ -268,6 +270,10 @@ class KubernetesJob(Job):
     def _close(self) -> JobResult:
         """Note how it ended, and take it away."""
         assert self._ended is not None
+        if self._ended.end is not End.EXITED:
+            self.runner.end(self.name, self.request.on_state)
+            for log in self._logs.values():
+                log.finish(1.0)
         self._finish_log()
         if self._ended.end is End.EXITED:
             with contextlib.suppress(OSError):  # a tuner that resumes without it runs the trial again

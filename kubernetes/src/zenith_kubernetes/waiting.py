@@ -7,7 +7,6 @@ import time
 from zenith_kubernetes.api import ApiError, Cluster
 from zenith_kubernetes.manifest import QUEUE_LABEL, Json
 
-_PAUSE_S = 5.0
 _KUEUE = "kueue.x-k8s.io"
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 
@@ -15,15 +14,15 @@ _JOB_UID = "kueue.x-k8s.io/job-uid"
 class WaitingReasons:
     """The reasons of one trial, asked every few seconds; without the right to ask there are fewer."""
 
-    def __init__(self, cluster: Cluster, kind: str) -> None:
-        self._cluster, self._kind = cluster, kind
+    def __init__(self, cluster: Cluster, pause_s: float) -> None:
+        self._cluster, self._pause_s = cluster, pause_s
         self._asked, self._last = float("-inf"), ""
 
     def of(self, shown: Json, *, has_pods: bool) -> str:
         """Return what the trial waits for, empty where nobody says so."""
         if has_pods:
             return ""
-        if time.monotonic() - self._asked > _PAUSE_S:
+        if time.monotonic() - self._asked > self._pause_s:
             self._asked = time.monotonic()
             try:
                 self._last = self._queued(shown) if shown["spec"].get("suspend") else self._refused_pods(shown)
