@@ -26,7 +26,8 @@ eval "$(_ZENITHTUNE_COMPLETE=bash_source zenithtune)"  # in zsh: zsh_source
 In fish, put the output of `_ZENITHTUNE_COMPLETE=fish_source zenithtune` into
 `~/.config/fish/completions/zenithtune.fish`.
 """
-CHECKPOINT = TARGET.parents[1] / "checkpoint" / "src"
+BROUGHT = {"checkpoint": "zenith_checkpoint.cli:checkpoint", "kubernetes": "zenith_kubernetes.recommend:recommend"}
+"""Commands of other packages by the folder of each: they are on the page, also where torch has no wheel."""
 
 
 def render() -> str:
@@ -63,8 +64,10 @@ def help_of(command: list[str]) -> str:
 
 def main() -> int:
     """Write the page, or with --check compare it."""
-    sys.path.append(str(CHECKPOINT))  # its command is on the page, also where torch has no wheel to install it with
-    cli.add_command(importlib.import_module("zenith_checkpoint.cli").checkpoint)
+    for folder, place in BROUGHT.items():
+        sys.path.append(str(TARGET.parents[1] / folder / "src"))
+        module, _, name = place.partition(":")
+        cli.add_command(getattr(importlib.import_module(module), name))
     if "--check" not in sys.argv[1:]:
         TARGET.write_text(render())
         return 0

@@ -57,7 +57,7 @@ def test_accelerate_gets_even_pipelines_only() -> None:
     [
         ("megatron", "fsdp", ["accelerate"]),
         ("ms-swift", "deepspeed", ["deepspeed", "accelerate"]),
-        ("deepspeed", "megatron", ["megatron", "ms-swift", "accelerate"]),
+        ("deepspeed", "megatron", ["megatron", "trainjob", "ms-swift", "accelerate"]),
         ("accelerate", "jax", []),
     ],
 )
@@ -82,7 +82,7 @@ def test_every_format_says_its_frameworks() -> None:
 def test_an_unknown_format_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"'megatron'.*accelerate, deepspeed, megatron, ms-swift"):
         format_named("megatorn")
-    assert set(FORMATS) == {"megatron", "ms-swift", "deepspeed", "accelerate"}
+    assert set(FORMATS) == {"megatron", "trainjob", "ms-swift", "deepspeed", "accelerate"}
 
 
 @pytest.mark.parametrize(

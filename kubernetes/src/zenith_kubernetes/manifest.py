@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -220,10 +221,14 @@ class JobManifest:
             spec = made.document["spec"]
             if made.kind == TRAIN_JOB:
                 made._trainer()["numNodes"] = nodes
+                if gpus_per_node is not None and isinstance(made._trainer().get("numProcPerNode"), int):
+                    made._trainer()["numProcPerNode"] = gpus_per_node
             else:
                 spec.update(parallelism=nodes, completions=nodes, completionMode="Indexed")
             if gpus_per_node is not None:
-                own, _ = made._gpus()
+                own, amount = made._gpus()
+                if amount == str(gpus_per_node):
+                    return
                 for kind in ("limits", "requests"):
                     amounts = made._resources().get(kind)
                     if kind == "limits" or (amounts and own in amounts):
@@ -231,9 +236,19 @@ class JobManifest:
 
         return self._changed(size)
 
+    def with_memory(self, gib: int) -> JobManifest:
+        """Return the same whose pods ask for at least so much memory, which their limit allows."""
+
+        def put(made: JobManifest) -> None:
+            requests = made._resources().setdefault("requests", {})
+            for amounts in (requests, made._resources().get("limits") or {}):
+                if _bytes(amounts.get("memory", 0 if amounts is requests else math.inf)) < gib * 2**30:
+                    amounts["memory"] = f"{gib}Gi"
+
+        return self._changed(put)
+
     def as_yaml(self) -> str:
-        text: str = yaml.safe_dump(self.document, sort_keys=False, width=120)
-        return text
+        return as_yaml(self.document)
 
     def changed_spec(self, **fields: Any) -> JobManifest:
         """Return the same with these fields of its spec."""
@@ -276,6 +291,32 @@ class JobManifest:
                 if resource.endswith("/gpu"):
                     return resource, str(amount)
         return "", ""
+
+
+_Dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+"""It writes texts of several lines as they are."""
+_Dumper.add_representer(
+    str, lambda own, text: own.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+)
+
+
+def as_yaml(document: Json) -> str:
+    """Return an object, or a part of one, as people write it."""
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120)
+    return text
+
+
+def _bytes(quantity: object) -> float:
+    """Return an amount of memory as Kubernetes writes it.
+
+    >>> _bytes("1Ki"), _bytes("1.5k"), _bytes(7)
+    (1024.0, 1500.0, 7.0)
+    """
+    match = re.fullmatch(r"([0-9.e]+|inf)([kMGTPE]?)(i?)", str(quantity))
+    if match is None:
+        raise UsageError(f"an amount of memory is written as 64Gi, but got {quantity!r}: correct the manifest")
+    unit: int = (1024 if match[3] else 1000) ** " kMGTPE".index(match[2] or " ")
+    return float(match[1]) * unit
 
 
 def is_training_job(document: Any) -> bool:

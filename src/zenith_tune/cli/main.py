@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
@@ -27,8 +27,8 @@ class ZenithTune(click.Group):
         *("studies.compare", "studies.import_", "studies.list", "studies.resume"),
     )
     """Modules of this folder, each of its command's name."""
-    siblings = ("checkpoint",)
-    """Commands of this project's other packages: the extra of the same name installs each."""
+    siblings: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint", "recommend": "kubernetes"}
+    """Commands of this project's other packages, with the extra that installs each."""
 
     @property
     def _module_of(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class ZenithTune(click.Group):
                 self.add_command(point.load(), cmd_name)
         found = super().get_command(ctx, cmd_name)
         if found is None and cmd_name in self.siblings:
-            raise MissingPackageError(f"zenithtune {cmd_name}", cmd_name)
+            raise MissingPackageError(f"zenithtune {cmd_name}", self.siblings[cmd_name])
         return found
 
 

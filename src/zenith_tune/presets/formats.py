@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, field, replace
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import MissingPackageError, UnknownNameError, UsageError
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.emission import DATA_PARALLEL_ONLY, SIZES, Emission, Target
@@ -41,7 +41,12 @@ class Format:
         """Return a layout written down, or raise where the format cannot say it."""
         self.refuse_framework(target.job.framework.name)
         module, _, name = self.writer.partition(":")
-        found: Emission = getattr(importlib.import_module(module), name)(target)
+        try:
+            found: Emission = getattr(importlib.import_module(module), name)(target)
+        except ModuleNotFoundError as error:
+            if (error.name or "") != module.partition(".")[0]:
+                raise
+            raise MissingPackageError(f"--emit {self.name}", "kubernetes") from None
         return found
 
     def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:
@@ -64,6 +69,11 @@ FORMATS = {
             name="megatron",
             frameworks=("megatron", "megatron-local", "megatron-ci"),
             writer="zenith_tune.presets.megatron.emit:emit_megatron",
+        ),
+        Format(
+            name="trainjob",
+            frameworks=("megatron", "megatron-local", "megatron-ci"),
+            writer="zenith_kubernetes.emit:emit_train_job",
         ),
         Format(name="ms-swift", frameworks=("megatron",), writer="zenith_tune.presets.megatron.emit:emit_ms_swift"),
         Format(
