@@ -7,7 +7,10 @@ import os
 
 import pytest
 
-BY_NAME_ONLY = ("llamafactory", "axolotl", "megatron-mimo", "aibooster-examples", "planners", "primus", "kubernetes-api")
+BY_NAME_ONLY = (
+    *("llamafactory", "axolotl", "megatron-mimo", "aibooster-examples", "planners", "primus"),
+    "kubernetes-api",
+)
 """Features that CI does not promise: their tests are marked `own_environment`."""
 
 

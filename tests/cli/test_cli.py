@@ -263,7 +263,7 @@ def test_help_lists_common_options_by_group_and_help_all_lists_all() -> None:
     assert heads == ["Job", "Search", "Budget", "Where it runs", "Output"]
     options = [set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole)]
     assert options[0] < options[1] and "--max-duplicates" in options[1] - options[0]
-    assert len(options[0]) <= 32
+    assert len(options[0]) <= 33
 
 
 def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> None:
