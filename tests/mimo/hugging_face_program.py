@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
+    AutoModelForCausalLM,
     CLIPVisionConfig,
     CLIPVisionModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     SiglipVisionConfig,
     SiglipVisionModel,
 )
@@ -48,11 +51,15 @@ WIDTH, VOCAB, LENGTH, IMAGE = 32, 64, 12, 3
 NUM_ROWS = 4
 LAYOUTS: Layouts = {
     "own ranks": (ModuleLayout(pp=2), ModuleLayout(pp=2, offset=2)),
+    "split": (ModuleLayout(tp=2), ModuleLayout(tp=2, offset=2)),
     "shared": (ModuleLayout(dp=4), ModuleLayout(dp=4)),
 }
-SHARDED: Layouts = {"sharded": (ModuleLayout(), ModuleLayout(pp=2, dp=2, offset=1))}
-"""Whose optimizers share their state out."""
-LANGUAGES = {"siglip": "llama", "clip": "llama-tied"}
+LARGER: Layouts = {
+    "sharded": (ModuleLayout(), ModuleLayout(pp=2, dp=2, offset=1)),
+    "recomputed": (ModuleLayout(), ModuleLayout(tp=2, pp=2, offset=1)),
+}
+"""On five ranks, for a tied embedding: the optimizer's state shared out; both ends split."""
+LANGUAGES = {"siglip": "llama", "clip": "qwen3-tied"}
 """The language models that are trained with the towers."""
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-2, clip_grad=0.5)
 NUM_STEPS = 3
@@ -82,24 +89,20 @@ def save_models(root: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     CLIPVisionModel(CLIPVisionConfig(**VISION)).save_pretrained(root / "clip")
     SiglipVisionModel(SiglipVisionConfig(**VISION, vision_use_head=False)).save_pretrained(root / "siglip")
-    language = LlamaConfig(
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-    )
-    LlamaForCausalLM(language).save_pretrained(root / LANGUAGES["siglip"], max_shard_size="20KB")
-    language.tie_word_embeddings = True
-    LlamaForCausalLM(language).save_pretrained(root / LANGUAGES["clip"], max_shard_size="20KB")
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": VOCAB}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(root / LANGUAGES["siglip"], max_shard_size="20KB")
+    tied = Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=True)
+    Qwen3ForCausalLM(tied).save_pretrained(root / LANGUAGES["clip"], max_shard_size="20KB")
     return {}
 
 
-def builders(root: Path, tower: str) -> dict[str, BuildStage]:
+def builders(root: Path, tower: str, *, recompute: bool = False) -> dict[str, BuildStage]:
     return {
         "vision": lambda tp, stage, num: VisionStage(root / tower, tp, stage, num, width=WIDTH, seed=1),
-        "language": lambda tp, stage, num: CausalStage(root / LANGUAGES[tower], {"vision": IMAGE}, tp, stage, num),
+        "language": lambda tp, stage, num: CausalStage(
+            root / LANGUAGES[tower], {"vision": IMAGE}, tp, stage, num, recompute=recompute
+        ),
     }
 
 
@@ -109,8 +112,8 @@ def train(root: Path, tower: str, layouts: Layouts) -> dict[str, list[float]]:
     for name, (vision, language) in layouts.items():
         layout = MimoLayout(modules={"vision": vision, "language": language})
         topology = Topology(layout, timeout=timedelta(seconds=500))
-        model = MimoModel(builders(root, tower), topology, row_width=WIDTH)
-        config = replace(OPTIMIZER, use_distributed_optimizer=name in SHARDED)
+        model = MimoModel(builders(root, tower, recompute=name == "recomputed"), topology, row_width=WIDTH)
+        config = replace(OPTIMIZER, use_distributed_optimizer=name == "sharded")
         trainer = Trainer(model, get_mimo_optimizer(model, config), micro_batch_size=2, global_batch_size=8)
         steps = [trainer.step(Images(step)) for step in range(NUM_STEPS)]
         save_checkpoint(root / "saved" / tower / name, trainer)
@@ -123,7 +126,7 @@ def train_whole(root: Path, tower: str) -> dict[str, list[float]]:
     """Return the same of the whole models, run by transformers themselves."""
     stage = builders(root, tower)["vision"](TensorParallel(), 0, 1)
     vision = VISION_MODELS[tower].from_pretrained(root / tower)
-    language = LlamaForCausalLM.from_pretrained(root / LANGUAGES[tower])
+    language = AutoModelForCausalLM.from_pretrained(root / LANGUAGES[tower])
     parameters = [p for m in (vision, stage.projector, language) for p in m.parameters()]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": OPTIMIZER.weight_decay},
@@ -160,13 +163,13 @@ def exported(root: Path, tower: str) -> dict[str, float]:
     """Return by how much the weights that each layout saved differ, as transformers load them after the export."""
     trained = torch.load(root / f"{tower}.pt")
     found = {}
-    for name in [*LAYOUTS, *(SHARDED if tower == "clip" else ())]:
+    for name in [*LAYOUTS, *(LARGER if tower == "clip" else ())]:
         saved, target = root / "saved" / tower / name, root / "exported" / tower / name
         export_module(saved, "vision", root / tower, target / "vision")
         export_module(saved, "language", root / LANGUAGES[tower], target / "language")
         models = {
             "vision": VISION_MODELS[tower].from_pretrained(target / "vision"),
-            "language": LlamaForCausalLM.from_pretrained(target / "language"),
+            "language": AutoModelForCausalLM.from_pretrained(target / "language"),
         }
         for module, model in models.items():
             weights = model.state_dict()
@@ -185,7 +188,7 @@ def refusals(root: Path) -> dict[str, str]:
     """Meet what cannot be built."""
     build = builders(root, "siglip")
     attempts: dict[str, Callable[[], object]] = {
-        "tp": lambda: build["language"](TensorParallel(size=2), 0, 1),
+        "tp": lambda: build["language"](TensorParallel(size=4), 0, 1),
         "folder": lambda: builders(root, "none")["vision"](TensorParallel(), 0, 1),
         "stages": lambda: build["vision"](TensorParallel(), 0, 3),
         "source": lambda: export_module(root / "saved/siglip/shared", "language", root / "clip", root / "new"),
@@ -210,7 +213,7 @@ def main() -> None:
         ranks = run_world(4, functools.partial(train, root, tower, LAYOUTS))
         found[tower] = {**whole, "ranks": ranks}
         if tower == "clip":
-            found["sharded"] = run_world(5, functools.partial(train, root, tower, SHARDED))
+            found["larger"] = run_world(5, functools.partial(train, root, tower, LARGER))
         (found[tower]["exported"],) = run_world(1, functools.partial(exported, root, tower))
     (found["refusals"],) = run_world(1, functools.partial(refusals, root))
     print(json.dumps(found))

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +242,7 @@ def refusals(root: Path) -> dict[str, str]:
         "dinov2": lambda: VisionStage(root / "dino", TP, 0, 1, width=WIDTH, seed=0),
         "layer": lambda: VisionStage(root / "clip", TP, 0, 1, **square, layer=4),  # type: ignore[arg-type]
         "width": lambda: QwenVisionStage(root / "qwen2-vl", TP, 0, 1, width=7),
+        "split": lambda: QwenVisionStage(root / "qwen2-vl", replace(TP, size=2), 0, 1, width=WIDTH),
         "projector": lambda: VisionStage(root / "clip", TP, 0, 1, **square, projector_layers=3),  # type: ignore[arg-type]
     }
     found = {}

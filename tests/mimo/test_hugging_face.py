@@ -22,16 +22,16 @@ def test_a_vision_tower_and_a_language_model_of_transformers_train_as_they_do_wh
         whole = found[tower]["whole"]
         assert whole[0] != whole[2]
         for rank in found[tower]["ranks"]:
-            assert rank == {layout: pytest.approx(whole, rel=2e-5) for layout in ("own ranks", "shared")}
+            assert rank == {layout: pytest.approx(whole, rel=2e-5) for layout in ("own ranks", "split", "shared")}
         exported = found[tower]["exported"]
         layouts = {name.rpartition(" ")[0] for name in exported}
-        assert layouts >= {"own ranks", "shared"}
+        assert layouts >= {"own ranks", "split", "shared"}
         assert min(exported.pop(f"{layout} moved") for layout in layouts) > 1e-3
         assert len(exported) == 3 * len(layouts) and max(exported.values()) < 2e-5
-    for rank in found["sharded"]:
-        assert rank == {"sharded": pytest.approx(found["clip"]["whole"], rel=2e-5)}
+    for rank in found["larger"]:
+        assert rank == {layout: pytest.approx(found["clip"]["whole"], rel=2e-5) for layout in ("sharded", "recomputed")}
     refused = found["refusals"]
-    assert mentions(refused["tp"], "tp", 2) and mentions(refused["folder"], "config.json")
+    assert mentions(refused["tp"], "num_key_value_heads", 2, "tp", 4) and mentions(refused["folder"], "config.json")
     assert mentions(refused["stages"], 3, 2)
     assert mentions(refused["source"], "'language'", "clip") and mentions(refused["target"], "clip")
 
@@ -51,4 +51,6 @@ def test_pairs_of_towers_and_language_models_compute_what_transformers_do(
         refused["dinov2"], "dinov2", "clip_vision_model"
     )
     assert mentions(refused["layer"], "layer", 4, "-2")
-    assert mentions(refused["width"], 32, 7) and mentions(refused["projector"], 3)
+    assert (
+        mentions(refused["width"], 32, 7) and mentions(refused["split"], "tp", 2) and mentions(refused["projector"], 3)
+    )

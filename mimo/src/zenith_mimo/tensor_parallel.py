@@ -154,24 +154,26 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """A linear layer whose inputs are split over the group, and whose outputs are whole."""
 
-    def __init__(self, num_in: int, num_out: int, tp: TensorParallel) -> None:
+    def __init__(self, num_in: int, num_out: int, tp: TensorParallel, *, bias: bool = True) -> None:
         super().__init__()
         tp.share("the width of a layer", num_in)
         self._tp = tp
         self.weight = tp.parameter(num_out, num_in, dim=1)
-        self.bias = tp.parameter(num_out, init="zeros")
+        self.bias = tp.parameter(num_out, init="zeros") if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the whole outputs."""
-        return reduce_from_region(functional.linear(hidden, self.weight), self._tp) + self.bias
+        whole = reduce_from_region(functional.linear(hidden, self.weight), self._tp)
+        return whole if self.bias is None else whole + self.bias
 
 
 class VocabEmbedding(nn.Module):
     """An embedding whose rows are split over the group."""
 
-    def __init__(self, vocab_size: int, width: int, tp: TensorParallel) -> None:
+    def __init__(self, vocab_size: int, width: int, tp: TensorParallel, *, padding: int | None = None) -> None:
+        """Leave the row of `padding` without a gradient."""
         super().__init__()
-        self._tp = tp
+        self._tp, self._padding = tp, padding
         self._num_rows = tp.share("the vocabulary", vocab_size)
         self.weight = tp.parameter(vocab_size, width, dim=0)
 
@@ -179,6 +181,8 @@ class VocabEmbedding(nn.Module):
         """Return the whole vectors."""
         local, is_here = _local_ids(tokens, self._num_rows, self._tp)
         vectors = functional.embedding(local, self.weight)
+        if self._padding is not None:
+            vectors = torch.where((tokens == self._padding).unsqueeze(-1), vectors.detach(), vectors)
         return reduce_from_region(vectors * is_here.unsqueeze(-1), self._tp)
 
 

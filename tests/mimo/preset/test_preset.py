@@ -373,7 +373,7 @@ def test_a_script_of_your_own_is_planned_by_the_folders_of_its_models(tmp_path: 
     preset = bound(command, cluster="h100x8")
     job = preset.space.read.job
     assert (job.encoder.num_layers, job.language.num_layers, job.global_batch, job.items) == (27, 28, 16, (1,))
-    assert {each.candidate.language.tp for each in preset.space.plan.ranked} == {1}
+    assert {each.candidate.language.tp for each in preset.space.plan.ranked} > {1}
     assert {each.candidate.language.pp for each in preset.space.plan.ranked} > {1}
     assert {each.candidate.encoder.pp for each in preset.space.plan.ranked} > {1}
     best = preset.space.point(preset.space.plan.ranked[0].candidate)

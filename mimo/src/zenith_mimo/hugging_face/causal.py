@@ -18,12 +18,12 @@ from zenith_mimo.hugging_face.folder import (
     on_meta,
     read_config,
     recompute_layers,
-    refuse_tp,
 )
+from zenith_mimo.hugging_face.split import layer_plan, split_layers
 from zenith_mimo.modules import tie_to_other_end, with_rows
 from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import MicroBatch
-from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_mimo.tensor_parallel import TensorParallel, VocabEmbedding, copy_to_region, vocab_cross_entropy
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral")
 """Models whose forward pass is embedding, layers and norm, and nothing else."""
@@ -51,17 +51,24 @@ class CausalStage(nn.Module):
 
         config = read_config(folder, "text_config")
         check_kind(folder, "a language model", config, KINDS)
-        refuse_tp("a language model", tp)
+        for heads in ("num_attention_heads", "num_key_value_heads"):
+            tp.share(f"{heads} of {folder}", getattr(config, heads))
         is_tied = bool(config.tie_word_embeddings)
         layers = stage_layers(config.num_hidden_layers, stage, num_stages)
         model = on_meta(transformers.AutoModelForCausalLM.from_config, config)
         inner, is_last = model.model, stage == num_stages - 1
-        self._token_ids, self._width = dict(sorted(token_ids.items())), config.hidden_size
+        self._tp, self._token_ids, self._width = tp, dict(sorted(token_ids.items())), config.hidden_size
         self.vocab_size: int = config.vocab_size
-        self.embed_tokens = inner.embed_tokens if stage == 0 or (is_last and is_tied) else None
+        words = inner.embed_tokens
+        if tp.size > 1:
+            words = VocabEmbedding(config.vocab_size, config.hidden_size, tp, padding=words.padding_idx)
+        self.embed_tokens = words if stage == 0 or (is_last and is_tied) else None
         self.layers = nn.ModuleDict({str(layer): inner.layers[layer] for layer in layers})
         self.norm = inner.norm if is_last else None
         self.lm_head = model.lm_head if is_last and not is_tied else None
+        if self.lm_head is not None:
+            self.lm_head.weight = tp.parameter(config.vocab_size, config.hidden_size, dim=0)
+        split_layers(self.layers.values(), layer_plan(config), tp)
         if recompute:
             recompute_layers(model)
         fill_from_folder(self, folder, CAUSAL, tp)
@@ -93,7 +100,9 @@ class CausalStage(nn.Module):
         assert self.norm is not None, "only the last stage has a loss"
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         assert head is not None
-        logits = functional.linear(self.norm(hidden), head.weight)
+        logits = functional.linear(copy_to_region(self.norm(hidden), self._tp), head.weight)
+        if self._tp.size > 1:
+            return (vocab_cross_entropy(logits, labels, self._tp) * loss_mask).sum()
         logits = logits.to(full_precision(logits.dtype)).flatten(0, 1)
         return (functional.cross_entropy(logits, labels.flatten(), reduction="none") * loss_mask.flatten()).sum()
 

@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_mimo.hugging_face.split import sum_gradient
+from zenith_mimo.tensor_parallel import TensorParallel, shard_of
 from zenith_tune.errors import UsageError
 
 
@@ -61,12 +62,6 @@ def check_kind(folder: Path, what: str, config: Any, known: tuple[str, ...]) -> 
     return kind
 
 
-def refuse_tp(what: str, tp: TensorParallel) -> None:
-    """Refuse to split a module that has no shards."""
-    if tp.size > 1:
-        raise UsageError(f"{what} of transformers is not split by tensor parallelism here, but tp is {tp.size}: set 1.")
-
-
 def on_meta(make: Any, config: Any) -> Any:
     """Return a model without weights."""
     with torch.device("meta"):
@@ -85,13 +80,18 @@ def fill_from_folder(module: nn.Module, folder: Path, names: WeightNames, tp: Te
         key = names.of(name, files)
         if key not in files:
             raise UsageError(f"{folder} has no weight {key!r}: it is of another model.")
+        shard = shard_of(parameter)
         with safe_open(files[key], framework="pt") as opened:
-            weight = opened.get_tensor(key)
-        if weight.shape != parameter.shape:
-            found = f"{list(weight.shape)} in {folder} and {list(parameter.shape)} in its config.json"
-            raise UsageError(f"{key!r} has the shape {found}: they are not of one model.")
+            whole = opened.get_slice(key)
+            if (shape := tuple(whole.get_shape())) != shard.shape:
+                found = f"{list(shape)} in {folder} and {list(shard.shape)} in its config.json"
+                raise UsageError(f"{key!r} has the shape {found}: they are not of one model.")
+            weight = nn.Parameter(shard.cut(whole).to(tp.device, tp.dtype))
+        weight.shard = shard
+        if getattr(parameter, "is_summed", False):
+            sum_gradient(weight, tp)
         owner = module.get_submodule(name.rpartition(".")[0])
-        setattr(owner, name.rpartition(".")[2], nn.Parameter(weight.to(tp.device, tp.dtype)))
+        setattr(owner, name.rpartition(".")[2], weight)
 
 
 def read_projector(folder: Path, name: str) -> Tensor | None:

@@ -18,11 +18,11 @@ from zenith_mimo.hugging_face.folder import (
     read_config,
     read_projector,
     recompute_layers,
-    refuse_tp,
 )
+from zenith_mimo.hugging_face.split import SQUARE_PLAN, split_layers
 from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import MicroBatch
-from zenith_mimo.tensor_parallel import TensorParallel
+from zenith_mimo.tensor_parallel import TensorParallel, shard_of
 from zenith_tune.errors import UsageError
 
 KINDS = ("clip_vision_model", "siglip_vision_model")
@@ -57,7 +57,7 @@ class VisionStage(nn.Module):
 
         config = read_config(folder, "vision_config")
         kind = check_kind(folder, "a vision tower", config, KINDS)
-        refuse_tp("a vision tower", tp)
+        tp.share(f"num_attention_heads of {folder}", config.num_attention_heads)
         model = on_meta(transformers.AutoModel.from_config, config)
         tower = getattr(model, "vision_model", model)
         num_layers = _num_layers(config.num_hidden_layers, layer)
@@ -71,6 +71,7 @@ class VisionStage(nn.Module):
         self.embeddings = type(tower.embeddings)(config) if is_first else None
         self.pre_layrnorm = getattr(tower, "pre_layrnorm", None) if is_first else None
         self.layers = nn.ModuleDict({str(number): tower.encoder.layers[number] for number in layers})
+        split_layers(self.layers.values(), SQUARE_PLAN, tp)
         # CLIP norms the class token alone, for its pooled output.
         has_norm = is_last and layer is None and kind == "siglip_vision_model"
         self.post_layernorm = tower.post_layernorm if has_norm else None
@@ -136,6 +137,7 @@ def _projector(folder: Path, width: int, language_width: int, num_layers: int, s
                 parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
             else:
                 parameter.zero_()
+            parameter.shard = shard_of(parameter)
     return projector
 
 
@@ -153,7 +155,9 @@ class QwenVisionStage(nn.Module):
 
         config = read_config(folder, "vision_config")
         check_kind(folder, "a tower of Qwen2-VL", config, QWEN_KINDS)
-        refuse_tp("a vision tower", tp)
+        if tp.size > 1:
+            problem = "Qwen2-VL's tower is not split by tensor parallelism, since its queries, keys and values are one"
+            raise UsageError(f"{problem} matrix, but tp is {tp.size}", hint="set it to 1.")
         if config.hidden_size != width:
             problem = (
                 f"the rows of Qwen2-VL's tower have {config.hidden_size} numbers, but the language model's {width}"

@@ -18,7 +18,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.study.files import read_regular
 
-WHOLE = ("1, since a module of transformers is not split,", 1)
+WHOLE = ("1, since Qwen2-VL's tower is not split,", 1)
 QWEN = "qwen2_vl"
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
@@ -45,7 +45,12 @@ def causal_work(folder: Path, seq_length: int) -> ModuleWork:
             split_kept=3 * s * spec.vocab,
         ),
         hidden_numbers=s * h,
-        widths=(WHOLE,),
+        widths=(
+            ("the language model's heads", spec.num_heads),
+            ("the language model's key-value heads", spec.num_kv_heads),
+            ("the language model's perceptron", spec.ffn_hidden),
+            ("the vocabulary", spec.vocab),
+        ),
         is_tied=spec.tied_embeddings,
     )
 
@@ -92,7 +97,8 @@ def vision_work(folder: Path, language_width: int, *, num_patches: int | None = 
         whole_params=(h + 1) * language_width,
         whole_kept=patches * (h + language_width),
     )
-    return _tower(shape, s, 3 * config["patch_size"] ** 2, projector, patches * language_width)
+    widths = (("the tower's heads", shape[2]), ("the tower's perceptron", shape[3]))
+    return _tower(shape, s, 3 * config["patch_size"] ** 2, projector, patches * language_width, widths)
 
 
 def _qwen_work(config: Mapping[str, Any], language_width: int, patches: int) -> ModuleWork:
@@ -102,10 +108,17 @@ def _qwen_work(config: Mapping[str, Any], language_width: int, patches: int) -> 
     shape = (config["depth"], h, config["num_heads"], int(h * config["mlp_ratio"]))
     merger = PartWork(whole_flops=2.0 * rows * params, whole_params=params, whole_kept=rows * 3 * wide)
     numbers = 3 * config.get("temporal_patch_size", 2) * config["patch_size"] ** 2
-    return _tower(shape, patches, numbers, merger, rows * language_width)
+    return _tower(shape, patches, numbers, merger, rows * language_width, (WHOLE,))
 
 
-def _tower(shape: tuple[int, int, int, int], s: int, patch_numbers: int, last: PartWork, outputs: int) -> ModuleWork:
+def _tower(
+    shape: tuple[int, int, int, int],
+    s: int,
+    patch_numbers: int,
+    last: PartWork,
+    outputs: int,
+    widths: tuple[tuple[str, int], ...],
+) -> ModuleWork:
     num_layers, h, heads, f = shape
     config = TransformerConfig(num_layers=num_layers, hidden_size=h, num_heads=heads, ffn_size=f)
     return ModuleWork(
@@ -115,5 +128,5 @@ def _tower(shape: tuple[int, int, int, int], s: int, patch_numbers: int, last: P
         last=last,
         hidden_numbers=s * h,
         output_numbers=outputs,
-        widths=(WHOLE,),
+        widths=widths,
     )
