@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from zenith_mimo.hugging_face import CausalStage, QwenVisionStage, VisionStage
+from zenith_mimo.hugging_face import CausalStage, QwenVisionStage, VisionStage, image_positions
 from zenith_mimo.modules import call
 from zenith_mimo.tensor_parallel import TensorParallel
 from zenith_tune.errors import UsageError
@@ -210,6 +210,41 @@ def llava(root: Path) -> float:
     return float((text.lm_head(text.norm(hidden)) - expected).abs().max().detach())
 
 
+def mrope(root: Path) -> dict[str, float]:
+    """Return by how much positions, loss and gradients of a whole Qwen2-VL differ from those of two stages of each."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = {**TEXT, "model_type": "qwen2_vl_text", "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=QWEN, image_token_id=IMAGE, tie_word_embeddings=True
+    )
+    whole = transformers.Qwen2VLForConditionalGeneration(config).double()
+    whole.save_pretrained(root / "qwen2-vl-whole")
+    tokens = torch.randint(IMAGE + 1, VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    tokens[0, 1:5], tokens[1, 7:9] = IMAGE, IMAGE
+    tokens, labels, grid = tokens[:, :-1], tokens[:, 1:], torch.tensor(GRIDS)
+    kinds = (tokens == IMAGE).int()
+    inputs = {"pixel_values": patches(2), "image_grid_thw": grid, "mm_token_type_ids": kinds}
+    logits = whole(input_ids=tokens, **inputs).logits.flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+    loss.backward()
+    positions = torch.stack([image_positions(tokens[one], IMAGE, grid[one : one + 1]) for one in range(2)])
+    theirs, _ = whole.model.get_rope_index(tokens, kinds, grid)
+    folder = root / "qwen2-vl-whole"
+    vision = [QwenVisionStage(folder, TP, index, 2, width=WIDTH) for index in range(2)]
+    stages = [CausalStage(folder, {"vision": IMAGE}, TP, index, 2) for index in range(2)]
+    rows = call(vision[-1].rows, chain(vision, patches(2), side={"grid_thw": grid}), side={})
+    seen = chain(stages, tokens, {"vision": rows}, side={"position_ids": positions})
+    staged = stages[-1].loss(seen, labels, torch.ones(2, LENGTH, dtype=torch.float64))
+    staged.backward()
+    language = {name: name for name in ("embed_tokens", "layers", "norm")}
+    return {
+        "positions": float((theirs.transpose(0, 1) - positions).abs().max()),
+        "loss": abs(float((staged / loss).detach()) - 1),
+        "text": worst(staged_gradients([*stages], language), gradients(whole.model.language_model)),
+        "tower": worst(staged_gradients([*vision], {"layers": "blocks"}), gradients(whole.model.visual)),
+    }
+
+
 def packed(root: Path) -> float:
     """Return by how much texts packed into one sample by their positions differ from the same alone."""
     stage = CausalStage(root / "llama-False", {}, TP, 0, 1)
@@ -243,6 +278,7 @@ def refusals(root: Path) -> dict[str, str]:
         "layer": lambda: VisionStage(root / "clip", TP, 0, 1, **square, layer=4),  # type: ignore[arg-type]
         "width": lambda: QwenVisionStage(root / "qwen2-vl", TP, 0, 1, width=7),
         "split": lambda: QwenVisionStage(root / "qwen2-vl", replace(TP, size=2), 0, 1, width=WIDTH),
+        "positions": lambda: image_positions(torch.tensor([7, IMAGE, IMAGE, 8]), IMAGE, torch.tensor([[1, 4, 4]])),
         "projector": lambda: VisionStage(root / "clip", TP, 0, 1, **square, projector_layers=3),  # type: ignore[arg-type]
     }
     found = {}
@@ -259,7 +295,7 @@ def main() -> None:
     root = Path(sys.argv[1])
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    found = {"pairs": pairs(root), "llava": llava(root), "packed": packed(root)}
+    found = {"pairs": pairs(root), "llava": llava(root), "packed": packed(root), "mrope": mrope(root)}
     print(json.dumps({**found, "recomputed": recomputed(root), "refusals": refusals(root)}))
 
 

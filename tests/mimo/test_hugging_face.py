@@ -44,6 +44,7 @@ def test_pairs_of_towers_and_language_models_compute_what_transformers_do(
     assert len(found["pairs"]) == 6 * 5 * 2
     assert max(found["pairs"].values()) < 1e-10
     assert found["llava"] < 1e-10 and found["packed"] < 1e-10
+    assert found["mrope"].pop("positions") == 0 and max(found["mrope"].values()) < 1e-10
     plain, recomputed = found["recomputed"]
     assert plain == pytest.approx(recomputed, rel=1e-10) and plain > 0
     refused = found["refusals"]
@@ -54,3 +55,4 @@ def test_pairs_of_towers_and_language_models_compute_what_transformers_do(
     assert (
         mentions(refused["width"], 32, 7) and mentions(refused["split"], "tp", 2) and mentions(refused["projector"], 3)
     )
+    assert mentions(refused["positions"], "token 1", "images")

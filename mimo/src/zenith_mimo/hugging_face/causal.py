@@ -25,15 +25,18 @@ from zenith_mimo.planning.work import stage_layers
 from zenith_mimo.samples import MicroBatch
 from zenith_mimo.tensor_parallel import TensorParallel, VocabEmbedding, copy_to_region, vocab_cross_entropy
 
-KINDS = ("llama", "qwen2", "qwen3", "mistral")
+KINDS = ("llama", "qwen2", "qwen3", "mistral", "qwen2_vl_text")
 """Models whose forward pass is embedding, layers and norm, and nothing else."""
 
 
+TIED = "tie_word_embeddings"
+
+
 class CausalStage(nn.Module):
-    """A stage of a causal language model: Llama, Qwen2, Qwen3 or Mistral.
+    """A stage of a causal language model: Llama, Qwen2, Qwen3, Mistral, or that of Qwen2-VL.
 
     `side` may have `position_ids` (several texts packed into one sample begin at 0 again) and `attention_mask`, as
-    transformers has them.
+    transformers has them. Those of Qwen2-VL come from `image_positions`.
     """
 
     def __init__(
@@ -53,10 +56,10 @@ class CausalStage(nn.Module):
         check_kind(folder, "a language model", config, KINDS)
         for heads in ("num_attention_heads", "num_key_value_heads"):
             tp.share(f"{heads} of {folder}", getattr(config, heads))
-        is_tied = bool(config.tie_word_embeddings)
+        # A whole model says it, where its language model alone cannot.
+        is_tied = bool(getattr(config, TIED, None) or getattr(read_config(folder), TIED, False))
         layers = stage_layers(config.num_hidden_layers, stage, num_stages)
-        model = on_meta(transformers.AutoModelForCausalLM.from_config, config)
-        inner, is_last = model.model, stage == num_stages - 1
+        inner, is_last = on_meta(transformers.AutoModel.from_config, config), stage == num_stages - 1
         self._tp, self._token_ids, self._width = tp, dict(sorted(token_ids.items())), config.hidden_size
         self.vocab_size: int = config.vocab_size
         words = inner.embed_tokens
@@ -65,12 +68,12 @@ class CausalStage(nn.Module):
         self.embed_tokens = words if stage == 0 or (is_last and is_tied) else None
         self.layers = nn.ModuleDict({str(layer): inner.layers[layer] for layer in layers})
         self.norm = inner.norm if is_last else None
-        self.lm_head = model.lm_head if is_last and not is_tied else None
+        self.lm_head = nn.Linear(1, 1, bias=False) if is_last and not is_tied else None
         if self.lm_head is not None:
             self.lm_head.weight = tp.parameter(config.vocab_size, config.hidden_size, dim=0)
         split_layers(self.layers.values(), layer_plan(config), tp)
         if recompute:
-            recompute_layers(model)
+            recompute_layers(inner)
         fill_from_folder(self, folder, CAUSAL, tp)
         if is_tied and num_stages > 1 and self.embed_tokens is not None:
             tie_to_other_end(self.embed_tokens.weight)
@@ -93,7 +96,10 @@ class CausalStage(nn.Module):
 
     def blocks(self, hidden: Tensor, side: Mapping[str, Tensor]) -> Tensor:
         """Return the hidden vectors after this stage's layers."""
-        return last_hidden(self._inner[0](inputs_embeds=hidden, use_cache=False, **side))
+        inputs = dict(side)
+        if (positions := side.get("position_ids")) is not None and positions.dim() == 3:
+            inputs["position_ids"] = positions.transpose(0, 1)  # transformers has the samples second
+        return last_hidden(self._inner[0](inputs_embeds=hidden, use_cache=False, **inputs))
 
     def loss(self, hidden: Tensor, labels: Tensor, loss_mask: Tensor) -> Tensor:
         """Return the loss summed over the tokens that count."""

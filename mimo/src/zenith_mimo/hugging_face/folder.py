@@ -44,8 +44,8 @@ CAUSAL = WeightNames(
 )
 
 
-def read_config(folder: Path, part: str) -> Any:
-    """Return the configuration of a model, or of its part of that name."""
+def read_config(folder: Path, part: str = "") -> Any:
+    """Return the configuration of a model, or of its part of that name where it has one."""
     import transformers
 
     if not (folder / "config.json").is_file():
