@@ -199,3 +199,8 @@ def test_a_row_compares_with_the_own_command_before_it_and_stays_so() -> None:
     assert first == [pytest.approx(0.3), pytest.approx(0.2)]
     assert [study.row_gain(each) for each in study.trials] == [*map(pytest.approx, (0.625, 0.5, 0.25))]
     assert study.gain == pytest.approx(0.25)
+
+
+def test_few_runs_that_agree_are_not_called_noisy() -> None:
+    headline = verdict_of(study_with(trial(1, 103.0), again=102.0), Budget(), num_gpus=1).headline
+    assert "too noisy" not in headline and "too few runs" in headline

@@ -194,7 +194,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
     """Return each cause with its evidence and what to do."""
     found: list[str] = []
     for cause in causes:
-        found.append(f"{cause.kind}: {cause.finding}")
+        found.append(f"{cause.kind.replace('_', ' ')}: {cause.finding}")
         found += [f"   | {line}" for line in cause.evidence]
         found += [f"   do: {action}" for action in cause.actions]
     return found

@@ -96,13 +96,16 @@ class SpacePreset(CompletePreset):
         self._space = {name.replace("-", "_"): parameter for name, parameter in axes}
         if len(self._space) < len(axes):
             raise UsageError(f"--space names an axis twice in {space!r}", hint="give each once")
-        self._command = ""
+        self._command, self._text = "", " ".join(part.strip() for part in space.split(SEPARATOR))
         self._hook: dict[str, str] = {}
         """The files of a trial's hook, where steps are measured."""
         self._overrides: list[str] = []
         """The axes that are arguments KEY=VALUE."""
         self._in_files: dict[str, ConfigFile] = {}
         """The axes that are keys of a file."""
+
+    def describe_job(self, command: str) -> str:
+        return f"--space {self._text}"
 
     def bind(self, command: str) -> None:
         self._command, line = command, ParsedCommand.of(command)

@@ -271,7 +271,7 @@ class Study(StudyRuns):
         if base is None or best is None or self.gain is None or self.gain <= 0 or self.leader is base:
             return None
         are_repeated = base.is_rerun and best.is_rerun
-        if are_repeated and self.gain < LEAST_GAIN and not self.is_too_noisy:
+        if are_repeated and self.gain < LEAST_GAIN and not self.is_wide:
             return None
         if self.num_pairs >= MOST_PAIRS or (self.is_settled and (are_repeated or not always)):
             return None
@@ -325,10 +325,16 @@ class Study(StudyRuns):
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) <= half_width
 
     @property
-    def is_too_noisy(self) -> bool:
-        """Whether runs differ by so much that the gain may as well be a loss."""
+    def is_wide(self) -> bool:
+        """Whether the interval of the gain is so wide that it may as well be a loss."""
         gain, half_width = self.gain, self.noise_half_width
         return gain is not None and half_width is not None and half_width >= max(abs(math.log1p(gain)), TOO_NOISY)
+
+    @property
+    def is_too_noisy(self) -> bool:
+        """Whether it is so by runs that were seen to differ, and not by few runs alone."""
+        ratio = self.noisy_ratio
+        return self.is_wide and (ratio is None or math.log(ratio) >= TOO_NOISY / 2)
 
     @property
     def noisy_ratio(self) -> float | None:

@@ -120,6 +120,8 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         if study.num_pairs > 1 and study.is_too_noisy:
             return Verdict(sentence=_too_noisy(study, best), speedup=1.0)
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
+        if any(study.may_be_best(trial) and (study.row_gain(trial) or 0.0) > 0 for trial in study.counted):
+            return Verdict(sentence=f"no gain beyond the noise: {_stays(study)}", speedup=1.0)
         none = f"none of {study.num_searched} trials{within} is" if study.num_searched > 1 else "the trial is not"
         return Verdict(sentence=f"no gain: {none} {_faster(best)} than your own command", speedup=1.0)
     return None
@@ -222,7 +224,8 @@ def _faster(trial: Trial) -> str:
 def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirmed: bool) -> str:
     assert study.best is not None
     if study.is_within_noise:
-        return _within_noise(study, study.best, f"{speedup:.2f}x ({low:.2f} to {high:.2f})")
+        interval = ", in too few runs to tell more" if study.is_wide else f" ({low:.2f} to {high:.2f})"
+        return _within_noise(study, study.best, f"{speedup:.2f}x{interval}")
     how = "confirmed" if is_confirmed else "far beyond the noise" if study.is_clear else "not confirmed"
     if how == "not confirmed" and not study.launch_noise.num_pairs:
         how += f": two launches may differ by {FIRST_LAUNCHES:.0%}"
@@ -233,7 +236,7 @@ def _within_noise(study: Study, best: Trial, measured: str) -> str:
     """Say that there is no gain, what was measured, and by whose noise."""
     if study.is_too_noisy:
         return _too_noisy(study, best)
-    found = f"no gain beyond the noise: trial {study.number_of(best)} measured {measured}, {_stays(study)}"
+    found = f"no gain beyond the noise: {_stays(study)}; trial {study.number_of(best)} measured {measured}"
     by_earlier = study.noisy_ratio is None and study.launch_noise.num_pairs
     return f"{found}; the noise is that of earlier studies here, as nothing ran twice" if by_earlier else found
 
@@ -242,7 +245,7 @@ def _too_noisy(study: Study, best: Trial) -> str:
     """Say what was seen of a machine on which runs differ by too much to tell, and what may help."""
     ratio, seen = study.noisy_ratio, study.seen_speedups(best)
     if ratio is not None:
-        why = f"runs of one command differed by up to {ratio:.2g}x"
+        why = f"runs of one command differed by up to {f'{ratio:.1f}x' if ratio >= 2 else f'{ratio - 1:.0%}'}"
     elif study.launch_noise.num_pairs:
         why = "runs of one command differed as much in earlier studies here"
     else:
