@@ -164,7 +164,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         _memory(memory_share, safer),
     )
     return Verdict(
-        sentence="; ".join(part for part in parts if part),
+        sentence=speed if study.is_within_noise else "; ".join(filter(None, parts)),
         headline=speed,
         changes=() if study.is_within_noise else changes_of(study, 1 + gain),
         speedup=1 + gain,
@@ -238,7 +238,10 @@ def _within_noise(study: Study, best: Trial, measured: str) -> str:
         return _too_noisy(study, best)
     found = f"no gain beyond the noise: {_stays(study)}; trial {study.number_of(best)} measured {measured}"
     by_earlier = study.noisy_ratio is None and study.launch_noise.num_pairs
-    return f"{found}; the noise is that of earlier studies here, as nothing ran twice" if by_earlier else found
+    earlier = (
+        "; the noise is that of earlier studies on this machine, as nothing ran twice here (by --no-confirm or budget)"
+    )
+    return found + earlier * bool(by_earlier)
 
 
 def _too_noisy(study: Study, best: Trial) -> str:
