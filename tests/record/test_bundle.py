@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.command_runs import Done, running
-from tests.report.studies import BASELINE, BEST, TRIALS, Recorded, header, ok, recorded
+from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, header, ok, recorded
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.record import bundle
@@ -98,11 +98,12 @@ def test_it_is_listed_reported_compared_and_diagnosed(zenithtune: Run, cluster: 
 def test_scripts_and_settings_that_the_command_names_come_with_it(zenithtune: Run, tmp_path: Path) -> None:
     job = tmp_path / "cluster" / "job"
     (job / "conf").mkdir(parents=True)
-    (job / "conf/train.sh").write_text("HF_TOKEN=correcthorse torchrun pretrain_gpt.py --seq-length 4096 $@\n")
+    (job / "conf/train.sh").write_text(f"HF_TOKEN=correcthorse {COMMAND} $@\n")
     (job / "train.py").write_text("import os\n")
     (tmp_path / "cluster" / "above.sh").write_text("above\n")
     command = "bash ./conf/train.sh train.py ../above.sh /etc/hosts.json"
     about = replace(header(job), command=command, working_folder=str(job))
+    about.args["model"] = "config.json"
     study = Recorded(tmp_path / "cluster" / "out", "s", about).run(TRIALS[:2])
     study.record.close()
     file = exported(zenithtune, study.folder.output_dir)
@@ -110,7 +111,9 @@ def test_scripts_and_settings_that_the_command_names_come_with_it(zenithtune: Ru
     here = find_study("s").view()
     assert Path(here.header.working_folder) == Path("zenithtune-out/s/files").absolute()
     found = [path.name for path in Path("zenithtune-out/s/files").rglob("*") if path.is_file()]
-    assert found == ["train.sh"] and "correcthorse" not in gzip.decompress(file.read_bytes()).decode()
+    assert json.loads(zenithtune("report", "s", "--format", "json").out)["why_no_plan"] == ""
+    assert sorted(found) == ["config.json", "train.sh"]
+    assert "correcthorse" not in gzip.decompress(file.read_bytes()).decode()
 
 
 def test_no_secret_is_in_the_file(zenithtune: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,8 @@ def report(study: str, **options: Any) -> int:
     sources = [find_study(name, **place) for name in (study, options["compare"]) if name is not None]
     output = options["output"] or (_default_output(sources) if form == "html" else None)
     from zenith_tune.report.study_comparison import compared
-    from zenith_tune.report.study_digest import StudyDigest
 
-    digests = [StudyDigest(source).object() for source in sources]
+    digests = [_digest(source) for source in sources]
     if options["diff"]:
         click.echo("".join(f"{line}\n" for line in digests[0]["diff"]), nl=False)
         return 0
@@ -66,6 +65,15 @@ def report(study: str, **options: Any) -> int:
     write_file(output, text, "--output")
     click.echo(f"written: {output}")
     return 0
+
+
+def _digest(source: StudySource) -> Json:
+    """Return what a study found; the files that its command names are read from where that was started."""
+    from zenith_tune.report.study_digest import StudyDigest
+
+    view = source.view()
+    with view.header.at_home():
+        return StudyDigest(source).object(view)
 
 
 def _text(content: Json, form: str) -> str:

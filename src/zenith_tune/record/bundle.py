@@ -10,7 +10,7 @@ import shlex
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -125,8 +125,7 @@ def _calibrations(view: StudyView) -> Iterator[tuple[str, Path]]:
     """Yield the calibration that the study began with, and what this machine has learned with it."""
     if view.folder is not None:
         yield PRIOR, view.folder / PRIOR
-    home = view.header.working_folder
-    with chdir(home if home and Path(home).is_dir() else "."):
+    with view.header.at_home():
         planner = RestoredPreset(view.header, view.folder, view.search.cluster).planner
     if planner is not None:
         path = learned_path(PlanSubject(model=planner.model, cluster=planner.cluster, job=planner.job))

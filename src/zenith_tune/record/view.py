@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +59,10 @@ class StudyHeader:
             problem = f"study {study_name!r} is not one of zenithtune's, or has not begun"
             raise StudyError(problem, hint="choose another --study-name")
         return header
+
+    def at_home(self) -> AbstractContextManager[None]:
+        """Return a context in the folder where the command was started, if it is on this machine."""
+        return chdir(self.working_folder if self.working_folder and Path(self.working_folder).is_dir() else ".")
 
     def check_same(self, other: StudyHeader, study_name: str) -> None:
         """Refuse to resume a study of another preset, command or objective."""

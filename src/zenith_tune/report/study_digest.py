@@ -106,9 +106,9 @@ class StudyDigest:
         self._trials: dict[int, Json] = {}
         self._best: tuple[int | None, Json] = (None, {})
 
-    def object(self) -> Json:
-        """Return the study as it stands, as text that a terminal can be given."""
-        view = self.source.view()
+    def object(self, view: StudyView | None = None) -> Json:
+        """Return the study as it stands, or as it was seen, as text that a terminal can be given."""
+        view = view or self.source.view()
         preset = self.preset(view)
         planned = preset.planned(view)
         expected = view.search.predictions
