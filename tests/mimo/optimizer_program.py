@@ -14,7 +14,7 @@ from tests.mimo.comparison import Steps, compared_steps, make_trainer
 from tests.mimo.forked_world import run_world
 from tests.mimo.reference import one_process, samples_of_step
 from tests.mimo.small_models import VISION_LANGUAGE
-from zenith_mimo.optimizer import MimoOptimizer
+from zenith_mimo.optimizer import MimoOptimizer, OptimizerConfig
 from zenith_mimo.trainer import Trainer
 
 FAN_OUT = "fan-out dp1 to dp4"
@@ -81,7 +81,10 @@ def refused_update() -> dict[str, Any]:
         trainer.optimizer.active["language"].optimizer.step = lambda: None
     done = alone.step_with_ready_grads()
     trainer.close()
-    return {"success": success, "ready": [refused, done]}
+    # Of no modules, it has the verdict of whatever updates.
+    bare: Any = MimoOptimizer({}, OptimizerConfig())
+    bare.step_with_ready_grads = lambda: dist.get_rank() != 5
+    return {"success": success, "ready": [refused, done], "bare": bare.step()[0]}
 
 
 def state_dicts() -> dict[str, Any]:

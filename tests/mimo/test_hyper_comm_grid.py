@@ -78,8 +78,8 @@ def test_coordinates_and_ranks_are_inverse() -> None:
     ("arguments", "named"),
     [
         (([2, 2], ["tp"]), (2, "tp")),
-        (([2, 2], ["tp", "tp"]), ("names", "tp")),
-        (([2, 0], ["tp", "dp"]), (1, 0)),
+        (([2, 2], ["tp", "tp"]), ("dim_names", "tp")),
+        (([2, 0], ["tp", "dp"]), ("positive", 0)),
         (([2], ["tp"], -1), ("rank_offset", 0, -1)),
         (([2, 4], ["tp", "dp"], 1), ("2 * 4 = 8", "rank 1", 8)),
     ],
@@ -105,6 +105,36 @@ def test_misuse_raises_what_megatrons_grid_raises(monkeypatch: pytest.MonkeyPatc
     for kind, misuse in misuses:
         with pytest.raises(kind):
             misuse()
+
+
+# What upstream's own tests of the class match on, and so may those of its users.
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (lambda _: HyperCommGrid([2, 2], ["tp"]), r"len\(shape\).*!= len\(dim_names\)"),
+        (lambda _: HyperCommGrid([4, 4], ["tp", "dp"]), "Grid shape.*is over sized"),
+        (lambda grid: grid.get_pg("tp"), "Process group for.*hasn't been created"),
+        (lambda grid: grid.get_pg("ep", view="expert"), "for view 'expert' hasn't been created"),
+        (lambda grid: grid.get_rank_enum("tp", view="nope"), "View 'nope' is not registered"),
+        (lambda grid: grid.get_rank_enum("ep"), "'ep' is not in view 'base'"),
+        (lambda grid: grid.register_view("expert", [8], ["ep"]), "is already registered"),
+        (lambda grid: grid.register_view("more", [2, 4], ["ep", "ep"]), "duplicate dim_names"),
+        (lambda grid: grid.register_view("more", [2, 2], ["ep", "pp"]), "but the grid size is 8"),
+        (lambda grid: grid.register_view("more", [8, 0], ["ep", "pp"]), "shape must be positive ints"),
+        (lambda grid: grid.register_view("more", [4, 2], ["ep", "pp"], ["pp", "pp"]), "duplicate shared_dims"),
+        (lambda grid: grid.register_view("more", [8], ["ep"], ["pp"]), "Shared dim 'pp' .* is not in the view's"),
+        (lambda grid: grid.register_view("more", [8], ["ep"], ["ep"]), "Shared dim 'ep' .* is not in the base view"),
+        (lambda grid: grid.register_view("more", [2, 4], ["pp", "ep"], ["pp"]), "Shared dim 'pp' has different mem"),
+    ],
+)
+def test_messages_have_the_words_of_megatrons_grid(
+    misuse: Callable[[HyperCommGrid], object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    grid = HyperCommGrid([2, 2, 2], ["tp", "dp", "pp"])
+    grid.register_view("expert", [4, 2], ["ep", "expt_dp"])
+    with pytest.raises((ValueError, KeyError, RuntimeError), match=words):
+        misuse(grid)
 
 
 def test_the_world_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

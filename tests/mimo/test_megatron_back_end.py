@@ -142,6 +142,22 @@ def test_a_version_without_the_multimodal_optimizer_is_refused_by_its_number(
     assert mentions(str(caught.value), "0.17", "0.16.1")
 
 
+def test_a_version_that_imports_what_is_not_installed_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "megatron" / "core"
+    (package / "models" / "mimo").mkdir(parents=True)
+    (package / "__init__.py").write_text("import triton_of_nobody")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        MegatronSupport.of_installed()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        del sys.modules[name]
+    assert mentions(str(caught.value), "pip install triton_of_nobody") and "\n" not in str(caught.value)
+
+
 def test_a_study_of_the_megatron_back_end_plans_what_it_can_train() -> None:
     layers = "--encoder-layers 4 --llm-layers 6"
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -71,8 +71,8 @@ class HyperCommGrid:
         world = _world_size() if world_size is None else world_size
         if self.rank_offset + self.size > world:
             raise GridTooLargeError(
-                f"a grid must end within the world, but {' * '.join(map(str, self.shape))} = {self.size} ranks from "
-                f"rank {self.rank_offset} on are over sized for {world}: make a dimension smaller, or start more ranks."
+                f"Grid shape {self.shape} is over sized: it has {' * '.join(map(str, self.shape))} = {self.size} ranks "
+                f"from rank {self.rank_offset} on, but the world {world}: make it smaller, or start more ranks."
             )
 
     def register_view(
@@ -81,25 +81,23 @@ class HyperCommGrid:
         """Name another box of the same ranks; dimensions that it shares must have the same groups in the base."""
         view = RankView(name=name, shape=list(shape), dim_names=list(dim_names), shared_dims=list(shared_dims or []))
         if name in self._views:
-            raise UsageError(f"the view {name!r} is already registered: choose another name.")
+            raise UsageError(f"View {name!r} is already registered: choose another name.")
         _check_box(view.shape, view.dim_names)
         if len(set(view.shared_dims)) != len(view.shared_dims):
-            raise UsageError(f"a dimension is shared once, but shared_dims has duplicates: {view.shared_dims}.")
+            raise UsageError(f"a dimension is shared once, but got duplicate shared_dims: {view.shared_dims}.")
         if math.prod(view.shape) != self.size:
             raise UsageError(
-                f"the view {name!r} must have as many ranks as the grid, but got {view.shape} of size "
-                f"{math.prod(view.shape)}, and the grid size is {self.size}."
+                f"View {name!r} must have as many ranks as the grid, but got {view.shape} of size "
+                f"{math.prod(view.shape)}, but the grid size is {self.size}."
             )
         for dims in [*([dim] for dim in view.shared_dims), view.shared_dims]:
+            shared = f"Shared dim {dims[0]!r}" if len(dims) == 1 else f"Shared dims {dims}"
             for where, names in (("base view", self.dim_names), ("view's dim_names", view.dim_names)):
-                if missing := [dim for dim in dims if dim not in names]:
-                    raise UsageError(f"a shared dimension must be in both, but {missing[0]!r} is not in the {where}.")
+                if not set(dims) <= set(names):
+                    raise UsageError(f"{shared} of view {name!r} is not in the {where}: {names}.")
             here, there = (self._enum_of(of, dims) for of in (self._views[BASE], view))
             if dims and here != there:
-                raise UsageError(
-                    f"shared dimensions must have the same groups in both, but {dims} have different membership: "
-                    f"{here} and {there}."
-                )
+                raise UsageError(f"{shared} has different membership in view {name!r}: {there}, not {here}.")
         self._views[name] = view
 
     def get_rank_enum(self, dims: str | Sequence[str], *, view: str | None = None) -> list[list[int]]:
@@ -146,8 +144,7 @@ class HyperCommGrid:
         seen = self._view(view)
         key, of = self._key(seen, dims)
         if key in self._pgs:
-            problem = f"the group {dims} of view {seen.name!r} has already been created"
-            raise KeyError(f"{problem}: use get_pg, or destroy the grid first.")
+            raise KeyError(f"{_group(dims, seen)} has already been created: use get_pg, or destroy the grid first.")
         mine, _ = dist.new_subgroups_by_enumeration(self._enum_of(of, dims), backend=self.backend, **options)
         self._pgs[key] = mine
         return mine
@@ -157,8 +154,7 @@ class HyperCommGrid:
         seen = self._view(view)
         key, _ = self._key(seen, dims)
         if key not in self._pgs:
-            problem = f"the group {dims} of view {seen.name!r} hasn't been created"
-            raise KeyError(f"{problem}: call create_pg on every rank first.")
+            raise KeyError(f"{_group(dims, seen)} hasn't been created: call create_pg on every rank first.")
         return self._pgs[key]
 
     def destroy(self) -> None:
@@ -172,7 +168,7 @@ class HyperCommGrid:
 
     def _view(self, name: str | None) -> RankView:
         if (view := self._views.get(BASE if name is None else name)) is None:
-            raise KeyError(f"the view {name!r} is not registered, but these are: {sorted(self._views)}.")
+            raise KeyError(f"View {name!r} is not registered, but these are: {sorted(self._views)}.")
         return view
 
     def _key(self, view: RankView, dims: str | Sequence[str]) -> tuple[str | tuple[str, tuple[str, ...]], RankView]:
@@ -203,17 +199,22 @@ class HyperCommGrid:
         return [[start + step for step in _steps(view, inner)] for start in _steps(view, outer, self.rank_offset)]
 
     def _ordered(self, dims: str | Sequence[str], view: RankView | None = None) -> list[str]:
-        names = self.dim_names if view is None else view.dim_names
+        seen = view or self._views[BASE]
+        names = seen.dim_names
         asked = [dims] if isinstance(dims, str) else list(dims)
         for name in asked:
             if name not in names:
-                raise UnknownNameError("dimension of the grid", name, names)
+                raise UsageError(f"{name!r} is not in view {seen.name!r} of the grid, which has {names}.")
         if len(set(asked)) != len(asked):
             raise UsageError(f"a group takes each dimension once, but got {asked}.")
         return [name for name in names if name in asked]
 
     def _strides(self) -> dict[str, int]:
         return _strides(self._views[BASE])
+
+
+def _group(dims: str | Sequence[str], view: RankView) -> str:
+    return f"Process group for {dims}" + ("" if view.name == BASE else f" for view {view.name!r}")
 
 
 def _strides(view: RankView) -> dict[str, int]:
@@ -231,13 +232,13 @@ def _steps(view: RankView, names: list[str], start: int = 0) -> list[int]:
 def _check_box(shape: list[int], names: list[str]) -> None:
     if len(shape) != len(names):
         raise UsageError(
-            f"a grid needs one name per dimension, but got {len(shape)} sizes {shape} and {len(names)} names "
-            f"{names}: give as many of one as of the other."
+            f"a grid needs one name per dimension, but len(shape) {len(shape)} != len(dim_names) {len(names)}: give as "
+            f"many sizes {shape} as names {names}."
         )
     if len(set(names)) != len(names):
-        raise UsageError(f"the dimensions of a grid must have different names, but {names} has duplicates: rename one.")
+        raise UsageError(f"the dimensions of a grid have a name each, but got duplicate dim_names {names}: rename one.")
     if any(int(size) != size or size < 1 for size in shape):
-        raise UsageError(f"the sizes of a grid must be integers of at least 1, but got {shape}.")
+        raise UsageError(f"a grid's shape must be positive ints, but got {shape}.")
 
 
 def _world_size() -> int:

@@ -397,12 +397,12 @@ class MimoOptimizer:
             for optimizer in self.active.values():
                 optimizer.clip(factor)
         num_zeros = self.count_zeros() if self.config.log_num_zeros_in_grad else None
-        return self.step_with_ready_grads(), norm, num_zeros
+        return bool(self._agree(float(self.step_with_ready_grads()), dist.ReduceOp.MIN)), norm, num_zeros
 
     def step_with_ready_grads(self) -> bool:
-        """Update by the gradients as they are, and return whether all ranks did. All ranks call it."""
+        """Update by the gradients as they are, and return whether this rank did."""
         done = [optimizer.step() for optimizer in self.active.values()]
-        return bool(self._agree(float(all(done)), dist.ReduceOp.MIN))
+        return all(done)
 
     def state_dict(self) -> dict[str, dict[str, Any] | None]:
         """Return the state of each module, None of those that are not on this rank."""

@@ -38,6 +38,9 @@ def test_a_layout_that_cannot_be_trained_is_refused(modules: dict[str, ModuleLay
 def test_degrees_and_offsets_are_checked() -> None:
     with pytest.raises(UsageError, match=r"tp.*got 0"):
         ModuleLayout(tp=0)
+    for name in ("cp", "ep"):
+        with pytest.raises(UsageError, match=rf"{name} 2"):
+            ModuleLayout(**{name: 2})
     with pytest.raises(UsageError, match=r"offset.*got -1"):
         ModuleLayout(offset=-1)
 

@@ -28,12 +28,17 @@ class MegatronSupport:
         hint = "install it (it wants Python 3.12), or train with the runtime's own back-end."
         if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
             raise UsageError(f"{need}, but none is installed", hint=hint)
-        import megatron.core
+        try:
+            import megatron.core
 
-        version = str(megatron.core.__version__)
-        if importlib.util.find_spec("megatron.core.models.mimo.optimizer") is None:
-            raise UsageError(f"{need}, but {version} is installed", hint=hint)
-        from megatron.core.models.mimo.model.base import MimoModel
+            version = str(megatron.core.__version__)
+            if importlib.util.find_spec("megatron.core.models.mimo.optimizer") is None:
+                raise UsageError(f"{need}, but {version} is installed", hint=hint)
+            from megatron.core.models.mimo.model.base import MimoModel
+        except ModuleNotFoundError as error:  # of triton and others, which it imports at once
+            problem = f"the Megatron back-end needs {error.name}, which the installed megatron-core imports"
+            own = "train with the runtime's own back-end"
+            raise UsageError(problem, hint=f"pip install {error.name}, or {own}.") from None
 
         return cls(
             version=version,

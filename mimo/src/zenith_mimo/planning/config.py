@@ -98,11 +98,18 @@ class ModuleLayout:
     pp: int = 1
     dp: int = 1
     offset: int = 0
+    cp: int = 1
+    ep: int = 1
+    """Context and expert parallelism, which the runtime does not have: 1."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, but got {getattr(self, name)}.")
+        for name, what in {"cp": "context", "ep": "expert"}.items():
+            if getattr(self, name) != 1:
+                problem = f"modules have no {what} parallelism here, but got {name} {getattr(self, name)}"
+                raise UsageError(problem, hint="set it to 1, or give its ranks to tp, pp or dp")
         if self.offset < 0:
             raise UsageError(f"offset must be at least 0, but got {self.offset}.")
 
