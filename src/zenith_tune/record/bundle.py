@@ -34,7 +34,7 @@ from zenith_tune.units import MIB
 
 FORMAT = 1
 ABOUT, LEARNED, NAMED = "bundle.json", "learned", "files"
-MAX_LOG_BYTES = 8 * MIB
+MAX_LOG_BYTES = 2 * MIB
 """Of a longer log the middle is left out."""
 MAX_FILES, MAX_FILE_BYTES, MAX_BYTES = 20_000, 64 * MIB, 1024 * MIB
 """Limits of what is read from a bundle, which a stranger may have written."""
