@@ -35,7 +35,7 @@ def test_what_is_kept_is_what_the_next_study_begins_with(home: Path) -> None:
     path = keep(SUBJECT, known, runs(0.7), memory_error=0.1)
     assert path is not None and path.is_relative_to(home)
     begun, origin = starting_calibration(SUBJECT, given=None, learns=True, folder=None)
-    assert "this machine" in origin
+    assert "earlier studies" in origin
     now = begun.time.coefficients_for(gpu="h100", precision="bf16", framework="megatron")
     before = known.time.coefficients_for(gpu="h100", precision="bf16", framework="megatron")
     assert now.gemm_efficiency < 0.85 * before.gemm_efficiency
