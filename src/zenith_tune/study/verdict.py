@@ -238,25 +238,23 @@ def _within_noise(study: Study, best: Trial, measured: str) -> str:
         return _too_noisy(study, best)
     found = f"no gain beyond the noise: {_stays(study)}; trial {study.number_of(best)} measured {measured}"
     by_earlier = study.noisy_ratio is None and study.launch_noise.num_pairs
-    earlier = (
-        "; the noise is that of earlier studies on this machine, as nothing ran twice here (by --no-confirm or budget)"
-    )
+    earlier = "; the noise is that of earlier studies on this machine, as nothing ran twice here"
     return found + earlier * bool(by_earlier)
 
 
 def _too_noisy(study: Study, best: Trial) -> str:
     """Say what was seen of a machine on which runs differ by too much to tell, and what may help."""
-    ratio, seen = study.noisy_ratio, study.seen_speedups(best)
+    ratio, (low, high), advice = study.noisy_ratio, study.seen_speedups(best) or (0.0, 0.0), QUIETER
     if ratio is not None:
-        why = f"runs of one command differed by up to {f'{ratio:.1f}x' if ratio >= 2 else f'{ratio - 1:.0%}'}"
+        why = f"and runs of one command differed by up to {f'{ratio:.1f}x' if ratio >= 2 else f'{ratio - 1:.0%}'}"
     elif study.launch_noise.num_pairs:
-        why = "runs of one command differed as much in earlier studies here"
+        why = "but in earlier studies on this machine runs of one command differed by more"
+        advice = "let both run again here (no --no-confirm, or a larger budget)"
     else:
-        why = "the steps of a run differ too much"
-    low, high = seen or (0.0, 0.0)
+        why = "but the steps of a run differ too much"
     measured = f"{low:.2f}x" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}x to {high:.2f}x"
-    trial = f"trial {study.number_of(best)} measured {measured} the speed of your own command"
-    return f"too noisy to tell: {why}, and {trial}, which stays; {QUIETER}"
+    trial = f"trial {study.number_of(best)} measured {measured} its speed"
+    return f"too noisy to tell, so your own command stays: {trial}, {why}; {advice}"
 
 
 def _phases(study: Study, speedup: float) -> str:

@@ -24,6 +24,9 @@ DEFAULT_HOSTFILE = "/job/hostfile"
 WORLD_SIZE = "WORLD_SIZE"
 _YAML_PROCESSES = re.compile(r"^num_processes:\s*([0-9]{1,6})\s*$", re.MULTILINE)
 _SBATCH = re.compile(r"^#SBATCH\s+--?([A-Za-z-]+)[=\s]\s*(\S+)", re.MULTILINE)
+ON_CPU = ("--use-cpu", "--no-cuda")
+TRUE = ("", "true", "1")
+"""Options of the Trainer by which a job takes no GPU, and their values."""
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "-N")
 MAX_BYTES = 1 << 20
 
@@ -179,10 +182,12 @@ def launched_resources(command: str, num_gpus: int | None = None) -> Resources:
         started = started_gpus(command) or num_gpus
     except UsageError:  # a hostfile that cannot be read is reported by the preset that needs it
         started = num_gpus
-    given = last_option(ParsedCommand.of(command).front, *_NODES) or ""
+    parsed = ParsedCommand.of(command)
+    given = last_option(parsed.front, *_NODES) or ""
     # torchrun also takes a range: an elastic job runs with its least number as well.
     nodes = _count(given.partition(":")[0]) or slurm_request(command).nodes or 1
-    if started is None or started % nodes:
+    names = [name for name in ON_CPU if parsed.has(name)]
+    if started is None or started % nodes or any((parsed.get(name) or "").lower() in TRUE for name in names):
         return Resources(nodes=nodes)
     return Resources(nodes=nodes, gpus_per_node=started // nodes)
 
