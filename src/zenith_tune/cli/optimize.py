@@ -39,12 +39,14 @@ PLACE = ("output_dir", "study_name", "db", "resume", "retry_failed", "debug", "n
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...",
                 shell_complete=completion.files)  # fmt: skip
 def optimize(command: tuple[str, ...], dry_run: bool, as_json: bool, debug: bool, **options: Any) -> int:
-    """Run COMMAND again and again with other options, and print the fastest command.
+    """Run COMMAND a few times with other options, and print the fastest command.
 
-    Everything after -- is the training command that you already use. It is untouched but for the options that the
-    preset sets; where options find no safe place, write {tp}, {mbs} and so on where the values belong.
+    Everything after -- is the training command that you already use. Only tuned options change; where options find no
+    safe place, write {tp}, {mbs} and so on where the values belong.
 
     \b
+    zenithtune optimize -- bash train.sh
+    zenithtune optimize --space batch-size=4,8,16 -- python train.py
     zenithtune optimize --preset megatron --gpus 8 --gbs 16 -- bash train.sh
     """
     from zenith_tune.shell import ParsedCommand
