@@ -26,8 +26,12 @@ eval "$(_ZENITHTUNE_COMPLETE=bash_source zenithtune)"  # in zsh: zsh_source
 In fish, put the output of `_ZENITHTUNE_COMPLETE=fish_source zenithtune` into
 `~/.config/fish/completions/zenithtune.fish`.
 """
-BROUGHT = {"checkpoint": "zenith_checkpoint.cli:checkpoint", "kubernetes": "zenith_kubernetes.recommend:recommend"}
-"""Commands of other packages by the folder of each: they are on the page, also where torch has no wheel."""
+BROUGHT = [
+    ("checkpoint", "zenith_checkpoint.cli:checkpoint"),
+    ("kubernetes", "zenith_kubernetes.recommend:recommend"),
+    ("kubernetes", "zenith_kubernetes.watch_command:watch"),
+]
+"""Commands of other packages, each with its folder: they are on the page, also where torch has no wheel."""
 
 
 def render() -> str:
@@ -64,7 +68,7 @@ def help_of(command: list[str]) -> str:
 
 def main() -> int:
     """Write the page, or with --check compare it."""
-    for folder, place in BROUGHT.items():
+    for folder, place in BROUGHT:
         sys.path.append(str(TARGET.parents[1] / folder / "src"))
         module, _, name = place.partition(":")
         cli.add_command(getattr(importlib.import_module(module), name))

@@ -23,6 +23,7 @@ Logs = Callable[[str, str, dict[str, str]], Iterator[bytes]]
 KINDS = {
     "/api/v1": ["pods", "services", "events", "nodes", "configmaps", "resourcequotas"],
     "/apis/batch/v1": ["jobs"],
+    "/apis/coordination.k8s.io/v1": ["leases"],
     "/apis/trainer.kubeflow.org/v1alpha1": ["trainjobs", "clustertrainingruntimes"],
     "/apis/kueue.x-k8s.io/v1beta1": ["workloads"],
 }

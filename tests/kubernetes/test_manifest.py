@@ -104,7 +104,8 @@ def test_a_new_command_is_what_the_process_gets(train_job: JobManifest, job: Job
     assert train_job.with_command("torchrun train.py --mbs 4").document["spec"]["trainer"]["command"] == [
         *("torchrun", "train.py", "--mbs", "4")
     ]
-    assert job.with_command("true").document["spec"]["template"]["spec"]["containers"][1]["command"][0] == "/bin/bash"
+    script = job.with_command("a; b").document["spec"]["template"]["spec"]["containers"][1]["command"]
+    assert script == ["/bin/bash", "-ec", "a; b"]
 
 
 def test_a_change_leaves_all_else_as_it_is(train_job: JobManifest, job: JobManifest) -> None:

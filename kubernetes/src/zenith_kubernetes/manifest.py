@@ -25,7 +25,12 @@ RUNTIME = "torch-distributed"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 NVIDIA_GPU = "nvidia.com/gpu"
 _MOST_BYTES = 4 * 2**20
-_OF_THE_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
+_OF_THE_SERVER = (
+    *("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "finalizers"),
+    *("deletionTimestamp", "deletionGracePeriodSeconds"),
+)
+_OF_THE_PODS = ("batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name", "controller-uid", "job-name")
+"""The labels by which a Job knows its own pods."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _REFERENCE = re.compile(r"\$\$|\$\((\w[\w.-]*)\)", re.ASCII)
@@ -73,6 +78,10 @@ class JobManifest:
             for name in _OF_THE_SERVER:
                 metadata.pop(name, None)
             (metadata.get("annotations") or {}).pop(_LAST_APPLIED, None)
+            if made.kind == JOB and not own["spec"].get("manualSelector"):
+                own["spec"].pop("selector", None)
+                for label in _OF_THE_PODS:
+                    ((own["spec"]["template"].get("metadata") or {}).get("labels") or {}).pop(label, None)
             made._trainer()  # a shape that is none is reported now
             made._gpus()
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
@@ -198,11 +207,10 @@ class JobManifest:
         return self._changed(put)
 
     def with_command(self, command: str) -> JobManifest:
-        """Return the same with another line or script, run by the shell of its own where it has one."""
-        words = self._trainer().get("command") or []
-        if len(words) > 1 and words[0].rpartition("/")[2] in _SHELLS:
-            return self.with_argv([*words[:2], command])
-        return self.with_argv(["sh", "-c", command] if _SHELL_SYNTAX.search(command) else shlex.split(command))
+        """Return the same with another line or script, run by a shell where it needs one."""
+        own = self._trainer().get("command") or []
+        shell = own[:2] if len(own) > 1 and own[0].rpartition("/")[2] in _SHELLS else ["sh", "-c"]
+        return self.with_argv(plain_words(command) or [*shell, command])
 
     def with_environment(self, variables: Mapping[str, str]) -> JobManifest:
         """Return the same with these variables in place of those of their names."""
@@ -317,6 +325,15 @@ def _bytes(quantity: object) -> float:
         raise UsageError(f"an amount of memory is written as 64Gi, but got {quantity!r}: correct the manifest")
     unit: int = (1024 if match[3] else 1000) ** " kMGTPE".index(match[2] or " ")
     return float(match[1]) * unit
+
+
+def plain_words(command: str) -> list[str]:
+    """Return the words of a command that needs no shell; none for any other.
+
+    >>> plain_words("python -c 'a; b'"), plain_words("a; b")
+    (['python', '-c', 'a; b'], [])
+    """
+    return [] if _SHELL_SYNTAX.search(re.sub(r"'[^']*'", "", command)) else shlex.split(command)
 
 
 def is_training_job(document: Any) -> bool:

@@ -9,6 +9,7 @@ import os
 import secrets
 import shlex
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,18 +106,23 @@ def _script(name: str, kind: str, folder: Path, command: str, needs: Resources) 
         nodes=needs.nodes,
         address="127.0.0.1" if needs.nodes == 1 else peer,
         port=PORT,
-        unpack=_unpacking(folder),
+        unpack=unpacking(folder, _files(folder), f"${MARK}"),
         exports="".join(f"export {key}={shlex.quote(value)}\n" for key, value in sorted(own.items())),
         command=shlex.quote(gang_command(command, needs)),
     )
 
 
-def _unpacking(folder: Path) -> str:
-    """Return the line that brings a trial's files into its container; nothing where it has none."""
-    files, packed = TrialFolder(folder), io.BytesIO()
+def _files(folder: Path) -> list[Path]:
+    """Return what a trial needs of its folder."""
+    files = TrialFolder(folder)
     own = {files.command, files.trial, files.log, files.job, files.process, files.exit_code}
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path not in own]
-    paths = [path for path in paths if not path.name.startswith((".", "log."))]
+    return [path for path in paths if not path.name.startswith((".", "log."))]
+
+
+def unpacking(folder: Path, paths: Iterable[Path], where: str) -> str:
+    """Return the line that brings files of a folder into a container; nothing where there are none."""
+    packed, paths = io.BytesIO(), [*paths]
     if not paths:
         return ""
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
@@ -128,4 +134,4 @@ def _unpacking(folder: Path) -> str:
             f"the files of a trial must have at most {_MOST_BYTES // 1024} KiB packed, but have {len(text) // 1024}"
         )
         raise UsageError(f"kubernetes: {problem}", hint="mount a volume that has them in the manifest")
-    return f'echo {text} | base64 -d | tar -xzf - -C "${MARK}" || exit 1\n'
+    return f'mkdir -p "{where}" && echo {text} | base64 -d | tar -xzf - -C "{where}" || exit 1\n'

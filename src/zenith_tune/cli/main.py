@@ -27,7 +27,7 @@ class ZenithTune(click.Group):
         *("studies.compare", "studies.import_", "studies.list", "studies.resume"),
     )
     """Modules of this folder, each of its command's name."""
-    siblings: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint", "recommend": "kubernetes"}
+    siblings: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint", "recommend": "kubernetes", "watch": "kubernetes"}
     """Commands of this project's other packages, with the extra that installs each."""
 
     @property

@@ -330,6 +330,7 @@ RunnerRegistry: Registry[Runner] = Registry(
         "slurm": "zenith_tune.runners.slurm.runner",
     },
     contract=Runner,
+    siblings=("kubernetes",),
 )
 
 
@@ -348,9 +349,6 @@ MAX_PARALLEL = 1000
 
 def make_runner(name: str, args: Mapping[str, Any] | None = None) -> Runner:
     """Return a runner by its name; an unknown name or argument is a UsageError that lists the known ones."""
-    if name == "kubernetes" and name not in RunnerRegistry.names():
-        problem = "trials on Kubernetes are in the package zenith-kubernetes, which is not installed"
-        raise UsageError(problem, hint="pip install 'zenith-tune[kubernetes]', or ./kubernetes in a clone")
     return construct(RunnerRegistry.get(name), args or {}, f"runner {name}")
 
 

@@ -210,7 +210,7 @@ class TuneOptions:
         "Run each trial as a TrainJob or Job: manifest=trainjob.yaml,nodes=2,gpus_per_node=8,queue=...", group=PLACE
     )
     ray_address: str | None = option(
-        "Run each trial on a Ray cluster: auto, or HOST:PORT.", metavar="ADDRESS", group=PLACE
+        "Run each trial on a Ray cluster: auto, or HOST:PORT.", metavar="ADDRESS", group=PLACE, is_rare=True
     )
     hostfile: str | Path | None = option(
         "Run trials over the hosts of a file: one line `name slots=8` each.", metavar="PATH", group=PLACE
