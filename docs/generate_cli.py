@@ -28,8 +28,8 @@ In fish, put the output of `_ZENITHTUNE_COMPLETE=fish_source zenithtune` into
 """
 BROUGHT = [
     ("checkpoint", "zenith_checkpoint.cli:checkpoint"),
-    ("kubernetes", "zenith_kubernetes.recommend:recommend"),
-    ("kubernetes", "zenith_kubernetes.watch_command:watch"),
+    ("kubernetes", "zenith_kubernetes.commands:recommend"),
+    ("kubernetes", "zenith_kubernetes.commands:watch"),
 ]
 """Commands of other packages, each with its folder: they are on the page, also where torch has no wheel."""
 

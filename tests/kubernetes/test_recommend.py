@@ -12,8 +12,8 @@ import yaml
 
 from tests.command_runs import Done, as_json, running
 from tests.mentions import mentions
+from zenith_kubernetes.commands import recommend as recommend_command
 from zenith_kubernetes.manifest import JobManifest
-from zenith_kubernetes.recommend import recommend as recommend_command
 from zenith_tune.cli.main import cli
 from zenith_tune.shell import ParsedCommand
 
@@ -115,7 +115,7 @@ def test_the_patch_of_a_job_names_its_container_and_what_is_printed_is_applied_t
     after = yaml.safe_load(manifest.out)
     assert applied(yaml.safe_load(patch.out), yaml.safe_load(JOB)) == after
     proxy, trainer = after["spec"]["template"]["spec"]["containers"]
-    assert proxy == {"name": "proxy", "image": "example.org/proxy"} and trainer["command"][:2] == ["bash", "-c"]
+    assert proxy == {"name": "proxy", "image": "example.org/proxy"} and trainer["command"][0] == "torchrun"
     assert trainer["resources"]["requests"]["memory"].endswith("Gi")
     assert mentions(patch.err, "1 node", "8 x h100") and "(now " in patch.err
 

@@ -1,18 +1,13 @@
-"""What a training job in a manifest should ask for and run with: `zenithtune recommend`."""
+"""What a training job in a manifest should ask for and run with."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import click
-
 from zenith_kubernetes.emit import host_gib
-from zenith_kubernetes.manifest import JOB, JobManifest, Json, as_yaml
-from zenith_tune.cli.options import PathType, debug_option, json_option, pairs, risk_option
+from zenith_kubernetes.manifest import JOB, JobManifest, Json
 from zenith_tune.describe.gpu_catalog import gpu_name, match_gpu, node_fields
 from zenith_tune.errors import UsageError
 from zenith_tune.planner.limits import RISK
@@ -223,51 +218,3 @@ def _planned(command: str, gpu: str, number: int, risk: float, options: Mapping[
         command=first.command,
         notes=tuple(tuner.config.warnings()),
     )
-
-
-@click.command(
-    name="recommend", short_help="Say which nodes, memory and options a training job's manifest should have."
-)
-@click.option("-f", "--filename", type=PathType(), required=True, metavar="FILE", help="A TrainJob or a Job, as YAML.")
-@click.option("--gpu", metavar="NAME", help=f"Its GPUs, e.g. h100. [default: by the node selector {PRODUCT_LABEL}]")
-@click.option("--gpus", type=click.IntRange(1, MAX_GPUS), metavar="N",
-              help="How many. [default: the manifest's, or more where it does not fit on them]")  # fmt: skip
-@click.option("--preset", metavar="NAME", help="What reads the command. [default: by the command]")
-@click.option("--args", metavar="K=V,...", multiple=True, help="What the command does not say: model=llama3-8b.")
-@click.option("--container", metavar="NAME", help="The container of a Job that trains. [default: the first]")
-@click.option("--output", type=click.Choice(("patch", "manifest")), default="patch", show_default=True,
-              help="What to print: a patch, or the manifest with it.")  # fmt: skip
-@risk_option("Recommend nothing that runs out of memory with this probability or more.")
-@json_option
-@debug_option
-def recommend(filename: Path, container: str | None, output: str, as_json: bool, **options: Any) -> int:
-    """Plan the job of a manifest, whose model is read from its command, and print a patch with what it should ask for.
-
-    Nothing is run or sent. Nodes and GPUs are the manifest's own, or the fewest that the job fits on; host memory is at
-    least that of its processes and of a copy of their states.
-
-    \b
-    zenithtune recommend -f trainjob.yaml --gpu h100 > patch.yaml
-    kubectl patch --local -f trainjob.yaml --type merge --patch-file patch.yaml -o yaml | kubectl apply -f -
-    zenithtune recommend -f trainjob.yaml --gpu h100 --output manifest | kubectl apply -f -
-    """
-    manifest = JobManifest.read(filename, container)
-    found = recommended(
-        manifest,
-        gpu=options["gpu"],
-        gpus=options["gpus"],
-        risk=options["risk"],
-        preset=options["preset"],
-        tune_args=pairs({"args": options["args"]}),
-    )
-    if as_json:
-        click.echo(json.dumps(found.as_json()))
-        return 0
-    click.echo(str(found), err=True)
-    for note in found.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(as_yaml(found.patch) if output == "patch" else found.after.as_yaml(), nl=False)
-    if output == "patch":
-        patched = f"kubectl patch --local -f {filename} --type {found.patch_type} --patch-file PATCH -o yaml"
-        click.echo(f"apply it by: {patched} | kubectl apply -f -", err=True)
-    return 0
