@@ -148,6 +148,7 @@ class PresetTuner:
             unplanned=unplanned,
             layout=lambda params: config.preset.planned_layout(config.command, params),
             points=config.preset.points,
+            phases=config.preset.phases,
             tables=lambda: config.preset.tables(config.command),
             own_point=lambda: config.preset.own_point(config.command),
             baseline=lambda: self._study.baseline if self._study is not None else None,

@@ -42,6 +42,7 @@ from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.mmengine import job as mmengine
 from zenith_tune.presets.nanotron import job as nanotron
 from zenith_tune.presets.torchtitan.log import timed_steps
+from zenith_tune.presets.verl import job as verl
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
@@ -189,8 +190,8 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 
 def logged_steps(log: str) -> LoggedSteps | None:
-    """Return the steps of torchtitan, Megatron-Bridge, the Trainer, nanotron, MMEngine, or a trial's hook, or None."""
-    others = (nanotron.read_steps, mmengine.read_steps, _hooked_steps)
+    """Return the steps that a log shows besides those of Megatron-LM, by line or by a trial's hook; None without any."""
+    others = (nanotron.read_steps, mmengine.read_steps, verl.read_steps, _hooked_steps)
     found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, *others))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
 

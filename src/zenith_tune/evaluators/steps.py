@@ -25,6 +25,7 @@ _MARKS = (
     "tokens_per_sec_per_gpu: ",  # nanotron
     " GiB | tps ",  # NeMo Automodel
     "  data_time: ",  # MMEngine
+    " - perf/time_per_step:",  # verl
 )
 """Texts that only trained steps are printed with."""
 _PLAIN = re.compile(

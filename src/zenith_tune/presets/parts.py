@@ -64,6 +64,10 @@ class Described(TuningPreset):
 
         return launched_resources(command)
 
+    def phases(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the phases of a step that each parameter touches, by the names of their seconds; none without such."""
+        return {}
+
     def default_trials(self) -> int | None:
         """Return the budget of trials that the job itself states; None: as many as the strategy needs."""
         return None

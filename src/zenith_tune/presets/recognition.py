@@ -20,6 +20,7 @@ FRAMEWORKS = {
     "nanotron": "nanotron",
     "torchtitan": "torchtitan",
     "trainer": "trainer",
+    "verl": "verl",
 }
 """The folder of each built-in preset that recognises commands: `preset` has its class, `command` recognises.
 

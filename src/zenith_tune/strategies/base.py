@@ -36,6 +36,8 @@ class TunedJob:
     """Every point that the preset's own rules allow."""
     tables: Callable[[], Iterable[tuple[LayoutBatch, PointTable]] | None] = lambda: None
     """Every point with its layout, as arrays, where the preset can list them so."""
+    phases: Callable[[], Mapping[str, tuple[str, ...]]] = dict
+    """The phases of a step that each parameter touches, by the names that a trial's `extra` has for their seconds."""
     own_point: Callable[[], Params | None] = lambda: None
     """The point of the user's own command."""
     baseline: Callable[[], Trial | None] = lambda: None
@@ -162,6 +164,7 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "grid": "zenith_tune.strategies.grid",
         "random": "zenith_tune.strategies.random",
         "optuna": "zenith_tune.strategies.optuna",
+        "phases": "zenith_tune.strategies.phases",
         "guided": "zenith_tune.strategies.guided.strategy",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
         "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",

@@ -58,6 +58,10 @@ class ConfigJob(ABC):
     def settings(self, params: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values of the configuration that a point stands for."""
 
+    def micro_batches(self, most: int) -> tuple[int, ...]:
+        """Return the sizes of a micro-batch besides the job's own."""
+        return tuple(size for size in divisors(self.global_batch) if size <= most and size != self.micro_batch)
+
     @property
     def seq_len(self) -> int | None:
         """Tokens of a sample; None where the configuration does not say it."""
@@ -108,8 +112,7 @@ class ConfigSpace(AxisSpace, Generic[J]):
     @classmethod
     def of(cls, job: J, search: str, mbs_max: int, **values: Any) -> Self:
         """Return the axes that `search` names; the others stay as they are."""
-        sizes = (size for size in divisors(job.global_batch) if size <= mbs_max and size != job.micro_batch)
-        choices = {**job.choices(), MBS: (job.micro_batch, *sizes)}
+        choices = {**job.choices(), MBS: (job.micro_batch, *job.micro_batches(mbs_max))}
         default = tuple(name for name in choices if name not in job.on_request)
         names = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in choices}})
         axes = {name: each if name in names else each[:1] for name, each in choices.items()}
