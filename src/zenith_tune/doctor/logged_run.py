@@ -190,7 +190,7 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 
 def logged_steps(log: str) -> LoggedSteps | None:
-    """Return the steps that a log shows besides those of Megatron-LM, by line or by a trial's hook; None without any."""
+    """Return the steps that a log shows besides Megatron-LM's, by line or by a trial's hook; None without any."""
     others = (nanotron.read_steps, mmengine.read_steps, verl.read_steps, _hooked_steps)
     found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, *others))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
