@@ -54,7 +54,7 @@ class RealCluster:
         authority = {"insecure-skip-tls-verify": False, "certificate-authority": str(folder / "cert.pem")}
         config["clusters"][0]["cluster"] |= authority
         self.kubeconfig.write_text(json.dumps(config))
-        (folder / "tokens.csv").write_text(f'{_TOKEN},me,1,"system:masters"\n')
+        (folder / "tokens.csv").write_text(f'{_TOKEN},me,1,"system:masters"\ntuner,tuner,2\n')
         subprocess.run(
             [*_CERTIFICATE, "-keyout", "key.pem", "-out", "cert.pem"],
             check=True,
@@ -106,6 +106,21 @@ class RealCluster:
 
     def stop_server(self) -> None:
         self._end("kube-apiserver")
+
+    def as_tuner(self, rules: list[dict[str, Any]]) -> Path:
+        """Return the kubeconfig of a user with these rights alone."""
+        root = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+        self.cluster.create(f"{root}/roles", {"metadata": {"name": "tuner"}, "rules": rules})
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tuner"}
+        subjects = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tuner"}]
+        self.cluster.create(
+            f"{root}/rolebindings", {"metadata": {"name": "tuner"}, "roleRef": role, "subjects": subjects}
+        )
+        config = json.loads(self.kubeconfig.read_text())
+        config["users"][0]["user"]["token"] = "tuner"
+        own = self._folder / "tuner.yaml"
+        own.write_text(json.dumps(config))
+        return own
 
     def runner(self, **given: Any) -> KubernetesRunner:
         return KubernetesRunner(**{"kubeconfig": str(self.kubeconfig), "poll_s": 0.2, "grace_s": 1.0, **given})

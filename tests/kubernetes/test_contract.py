@@ -10,6 +10,7 @@ from zenith_kubernetes.runner import KubernetesRunner
 from zenith_tune.testing import RunnerContract
 
 
+@pytest.mark.slow
 class TestTrainJobs(RunnerContract):
     @pytest.fixture(autouse=True)
     def _cluster(self, shared_cluster: StandInCluster) -> None:
@@ -19,13 +20,11 @@ class TestTrainJobs(RunnerContract):
         return self.cluster.runner()
 
 
-@pytest.mark.slow
 class TestJobs(TestTrainJobs):
     def make(self) -> KubernetesRunner:
         return self.cluster.runner(image="train")
 
 
-@pytest.mark.slow
 @pytest.mark.own_environment
 class TestTrainJobsOfARealServer(TestTrainJobs):
     @pytest.fixture(autouse=True)
@@ -33,8 +32,6 @@ class TestTrainJobsOfARealServer(TestTrainJobs):
         self.cluster = real_cluster
 
 
-@pytest.mark.slow
-@pytest.mark.own_environment
 class TestJobsOfARealServer(TestTrainJobsOfARealServer):
     def make(self) -> KubernetesRunner:
         return self.cluster.runner(image="train")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,20 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.conftest import ROOT
+from tests.kubernetes.real_cluster import RealCluster
 from tests.kubernetes.standin_cluster import NAMESPACE, StandInCluster
+from zenith_kubernetes.api import ApiError, Cluster
 from zenith_kubernetes.held_job import REASON, STATE
 from zenith_kubernetes.manifest import JobManifest
 from zenith_kubernetes.watch import JobWatch
+from zenith_tune.study.resources import Resources
 
 TRAIN = "import sys, time; d = float(sys.argv[-1]); time.sleep(d); print('time:', d)"
 OPTIMIZE = "space=delay=0.4\\,0.01,objective=time: ([0-9.]+),n-trials=2"
 Json = dict[str, Any]
 
 
-def submit(cluster: StandInCluster, name: str, annotation: str, *, kind: str = "trainjobs", **spec: object) -> None:
+def submit(
+    cluster: StandInCluster | RealCluster, name: str, annotation: str, *, kind: str = "trainjobs", **spec: object
+) -> None:
     plain = JobManifest.train_job(name=name) if kind == "trainjobs" else JobManifest.job(name=name, image="train")
-    made = plain.with_argv([sys.executable, "-c", TRAIN, "--delay", "0.4"]).changed_spec(suspend=True, **spec)
+    made = plain.with_argv([sys.executable, "-c", TRAIN, "--delay", "0.4"]).suspended(True)
     made = made.labelled({"team": "a"}, {"zenithtune/optimize": annotation})
     cluster.cluster.create(cluster.cluster.job_path(made), made.document)
 
@@ -40,11 +50,11 @@ def state(cluster: StandInCluster, name: str) -> str:
     return str((found["metadata"].get("annotations") or {}).get(STATE, "")) if found else "gone"
 
 
-def starts(cluster: StandInCluster, name: str) -> int:
+def starts(cluster: StandInCluster | RealCluster, name: str) -> int:
     return sum(each.startswith(f"{name}-") for each in cluster.kubelet.started)
 
 
-def watch(cluster: StandInCluster, folder: Path, **given: Any) -> JobWatch:
+def watch(cluster: StandInCluster | RealCluster, folder: Path, **given: Any) -> JobWatch:
     args = {"kubeconfig": str(cluster.kubeconfig), "poll_s": "0.1"}
     return JobWatch(cluster.cluster, output_dir=folder / "out", runner_args=args, say=lambda line: None, **given)
 
@@ -175,3 +185,84 @@ def test_a_watcher_that_is_killed_leaves_nothing_undone(cluster: StandInCluster,
     assert again.wait() == 0
     wait_for(lambda: starts(cluster, "llama") == 1)
     assert not [name for name in cluster.left() if name.startswith("zt-")]
+
+
+@pytest.mark.slow
+@pytest.mark.own_environment
+def test_a_real_server_takes_all_that_a_watcher_sends(real_cluster: RealCluster, tmp_path: Path) -> None:
+    submit(real_cluster, "llama", OPTIMIZE)
+    submit(real_cluster, "qwen", OPTIMIZE, kind="jobs")
+    submit(real_cluster, "broken", "rubbish")
+    watched = watch(real_cluster, tmp_path, at_most=2)
+    api = real_cluster.cluster
+    paths = [
+        api.job_path(kind, name) for kind, name in (("TrainJob", "llama"), ("Job", "qwen"), ("TrainJob", "broken"))
+    ]
+
+    def states() -> list[str | None]:
+        return [JobManifest.of(api.get(path)).annotations.get(STATE) for path in paths]
+
+    def is_done() -> bool:
+        with contextlib.suppress(ApiError):  # one is being replaced
+            return states() == ["released", "released", "unchanged"]
+        return False
+
+    look_until(watched, is_done)
+    wait_for(lambda: [starts(real_cluster, name) for name in ("llama", "qwen", "broken")] == [1, 1, 1])
+    assert [JobManifest.of(api.get(path)).command for path in paths[:2]] == 2 * [
+        " ".join([sys.executable, "-c", shlex.quote(TRAIN), "--delay", "0.01"])
+    ]
+    events = [each for each in api.items(api.path("events")) if each["source"].get("component") == "zenithtune"]
+    assert sorted(each["reason"] for each in events) == ["LeftUnchanged", "Tuned", "Tuned"]
+    assert not [name for name in real_cluster.left() if name.startswith("zt-")]
+    watched._lease.give_back()
+    for path in paths:
+        api.delete(path, {"propagationPolicy": "Background"})
+    wait_for(lambda: real_cluster.left() == [])
+
+
+@pytest.mark.slow
+def test_a_study_whose_tuner_is_killed_continues_and_leaves_nothing(cluster: StandInCluster, tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "zenith_tune.cli.main",
+        "optimize",
+        "--output-dir",
+        str(tmp_path),
+        "--study-name",
+        "s",
+    ]
+    argv += ["--study-name", "s", "--space", "delay=0.4,0.3,0.01", "--objective", "time: ([0-9.]+)", "--n-trials", "3"]
+    argv += ["--kubernetes", f"image=train,poll_s=0.1,kubeconfig={cluster.kubeconfig}"]
+    command = ["--", "python", "-c", TRAIN.replace("sleep(d)", "sleep(4 * d)"), "--delay", "0.4"]
+    killed = subprocess.Popen([*argv, *command])
+    wait_for(lambda: len(cluster.kubelet.started) == 2)
+    killed.kill()
+    killed.wait()
+    done = subprocess.run([*argv, "--resume", *command], capture_output=True, text=True, check=True)
+    assert "0.01" in (tmp_path / "s" / "best_command.sh").read_text(), done.stdout
+    assert cluster.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.own_environment
+def test_the_role_of_the_docs_is_enough(real_cluster: RealCluster, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    role = next(each for each in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "kind: Role" in each)
+    kubeconfig = real_cluster.as_tuner(yaml.safe_load(role)["rules"])
+    for given in ({}, {"image": "train", "nodes": 2}):
+        runner = real_cluster.runner(kubeconfig=str(kubeconfig), **given)
+        runner.prepare(Resources())
+        folder = tmp_path / str(len(given))
+        folder.mkdir()
+        assert runner.submit("sh -c 'exit 3; echo $NODE_RANK'", folder, Resources()).wait().exit_code == 3
+        assert runner.recover(folder) is not None
+    submit(real_cluster, "role", "rubbish")
+    lines: list[str] = []
+    watched = JobWatch(Cluster(kubeconfig=str(kubeconfig)), output_dir=tmp_path, say=lines.append)
+    watched.look()
+    watched._lease.give_back()
+    assert len(lines) == 1 and "left unchanged" in lines[0]
+    real_cluster.cluster.delete(real_cluster.cluster.job_path("TrainJob", "role"), {"propagationPolicy": "Background"})
+    wait_for(lambda: real_cluster.left() == [])

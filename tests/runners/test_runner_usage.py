@@ -51,6 +51,14 @@ def test_a_mistake_is_refused_in_one_line(
     assert [part for part in named if part not in done.err] == []
 
 
+@pytest.mark.parametrize(("program", "option"), [("sbatch", "--slurm"), ("kubectl", "--kubernetes manifest=")])
+def test_a_command_that_only_hands_a_job_on_is_refused(
+    program: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = running("optimize", capsys)("--preset", "demo", "--", program, "apply", "-f", "x.yaml")
+    assert done.code == 2 and program in done.err and option in done.err
+
+
 def test_a_mistake_is_found_before_ray_is_loaded(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "--ray-address", "foo:bar", *TRAIN]
 
