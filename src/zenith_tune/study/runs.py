@@ -97,8 +97,8 @@ class StudyRuns:
 
     def _repeated(self, trial: Trial) -> Trial | None:
         """Return the run that a rerun repeats, which may be a rerun itself."""
-        runs = self.own_runs if trial.is_baseline else self.trials
-        return next((each for each in runs if trial.is_rerun and each.number == trial.rerun_of), None)
+        runs = (self.own_runs if trial.is_baseline else self.trials) if trial.is_rerun else []
+        return next((each for each in runs if each.number == trial.rerun_of), None)
 
     def name_of(self, trial: Trial) -> str:
         """Return what tables and lines call a run: base, 3, and 3' and 3'' where trial 3 is repeated."""

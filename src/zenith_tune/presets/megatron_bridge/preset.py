@@ -72,6 +72,7 @@ class MegatronBridgePreset(MegatronLmPreset):
     are those of preset megatron-lm.
     """
 
+    title = "preset megatron-bridge"
     _run: ProgramRun | None = None
     _config: RecipeConfig | None = None
 
