@@ -533,7 +533,9 @@ def test_speeds_that_no_gpu_has_are_not_compared(doctor: Doctor, tmp_path: Path)
     assert done.code == 0 and "not compared: the other run would have" in done.out, done.out + done.err
 
 
-def test_the_log_of_a_trial_needs_nothing_more_than_its_study(doctor: Doctor, tmp_path: Path) -> None:
+def test_the_log_of_a_trial_needs_nothing_more_than_its_study(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = [trial_folder(tmp_path / "tuned", number) for number in (1, 2, 3)]
     out = replace(trial(2, Outcome.OOM, **point(mbs=16)), folder=places[1])
     slow, died = trial(1, Outcome.OK, 9.0, **point(tp=8)), trial(3, Outcome.ERROR, **point(tp=4))
@@ -548,6 +550,10 @@ def test_the_log_of_a_trial_needs_nothing_more_than_its_study(doctor: Doctor, tm
     assert [done.code for done in found] == [0, 1, 1], [done.err for done in found]
     assert "trial 1 of " in found[0].out and "TP8" in found[0].out and "measured 9.0 s" in found[0].out
     assert "ran out of memory" in found[1].out and "RuntimeError: no" in found[2].out
+    monkeypatch.chdir(places[0])
+    assert "TP8" in doctor("log.txt").out
+    (tmp_path / "tuned" / "study.json").write_text("[]")
+    assert "TP8" not in doctor("log.txt").out and "9.0 s" in doctor("log.txt").out
 
 
 def test_a_study_without_layouts_has_what_it_measured(doctor: Doctor, tmp_path: Path) -> None:

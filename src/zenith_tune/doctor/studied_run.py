@@ -67,12 +67,15 @@ def find_run(
 
 def _logged_trial(log: Path) -> tuple[Json, Path] | None:
     """Return the study in whose folder a log lies, with the log's trial as the one to diagnose, and that folder."""
-    for folder in log.parents:
+    place = log.absolute()
+    for folder in place.parents:
         if folder.name == TRIALS and (folder.parent / STUDY_FILE).is_file():
-            study, name = _study(folder.parent), log.relative_to(folder).parts[0]
-            for trial in study["trials"]:
-                if isinstance(trial, dict) and Path(str(trial.get("folder"))).name == name:
-                    return {**study, ASKED: trial}, folder.parent
+            with contextlib.suppress(UsageError):  # it may be of another program
+                study, name = _study(folder.parent), place.relative_to(folder).parts[0]
+                shown = folder.parent if log.is_absolute() else Path(os.path.relpath(folder.parent))
+                for trial in study["trials"]:
+                    if isinstance(trial, dict) and Path(str(trial.get("folder"))).name == name:
+                        return {**study, ASKED: trial}, shown
     return None
 
 
