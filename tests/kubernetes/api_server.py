@@ -309,7 +309,10 @@ def _merged(own: Json, patch: Json) -> Json:
 
 def _selects(query: dict[str, str], shown: Json) -> bool:
     labels = shown["metadata"].get("labels") or {}
-    for term in filter(None, query.get("labelSelector", "").split(",")):
+    selector = query.get("labelSelector", "")
+    if match := re.fullmatch(r"(\S+) in \((.+)\)", selector):
+        return labels.get(match[1]) in match[2].split(",")
+    for term in filter(None, selector.split(",")):
         name, equals, value = term.partition("=")
         if labels.get(name) != value if equals else name not in labels:
             return False

@@ -19,7 +19,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 class Controller:
     """A loop that brings a namespace closer to what its objects ask for."""
 
-    def __init__(self, cluster: Cluster, pause_s: float = 0.03) -> None:
+    def __init__(self, cluster: Cluster, pause_s: float = 0.05) -> None:
         self.cluster, self._pause_s = cluster, pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

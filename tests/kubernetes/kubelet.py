@@ -26,7 +26,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 class Kubelet:
     """Nodes with so many GPUs each, on which pods run side by side."""
 
-    def __init__(self, cluster: Cluster, folder: Path, nodes: dict[str, int], pause_s: float = 0.03) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, nodes: dict[str, int], pause_s: float = 0.05) -> None:
         self.cluster, self.folder, self.nodes, self._pause_s = cluster, folder, nodes, pause_s
         self.missing_images: set[str] = {"no/such:image"}
         self.processes: dict[str, _Process] = {}

@@ -20,11 +20,6 @@ class TestTrainJobs(RunnerContract):
         return self.cluster.runner()
 
 
-class TestJobs(TestTrainJobs):
-    def make(self) -> KubernetesRunner:
-        return self.cluster.runner(image="train")
-
-
 @pytest.mark.own_environment
 class TestTrainJobsOfARealServer(TestTrainJobs):
     @pytest.fixture(autouse=True)

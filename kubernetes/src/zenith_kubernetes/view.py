@@ -60,7 +60,8 @@ class ClusterView:
             shown = self.cluster.items(self.jobs_path, labelSelector=TRIAL_LABEL)
             objects = {each["metadata"]["name"]: each for each in shown}
             pods: dict[str, list[Json]] = defaultdict(list)
-            for each in self.cluster.items(self.cluster.path("pods"), labelSelector=self.label) if objects else ():
+            ours = f"{self.label} in ({','.join(objects)})"  # a namespace may have thousands of others
+            for each in self.cluster.items(self.cluster.path("pods"), labelSelector=ours) if objects else ():
                 pods[each["metadata"]["labels"][self.label]].append(each)
         except ApiError as error:
             if not isinstance(error, ApiSilentError) and error.status not in (401, 410):
