@@ -288,3 +288,25 @@ def test_trials_lie_in_the_imported_study_whatever_the_bundle_says(
     zenithtune("import", written(tmp_path / "moved.gz", lines))
     folders = {each.trial.folder for each in find_study("s").view().trials}
     assert all(str(folder).startswith(str(Path("zenithtune-out/s").absolute())) for folder in folders)
+
+
+def test_an_imported_study_is_not_rebuilt_without_its_records(zenithtune: Run, cluster: Path) -> None:
+    assert zenithtune("import", exported(zenithtune, cluster)).code == 0
+    refused = zenithtune("recover", "zenithtune-out/s")
+    assert refused.code == 2 and "came by zenithtune import" in refused.err
+    assert zenithtune("recover", "zenithtune-out").code == 2  # nor is it one of the studies of its folder
+    assert not Path("zenithtune-out/studies.db").exists()
+    assert "continued there alone" in zenithtune("resume", "s").err
+
+
+def test_a_pipe_stays_a_pipe(zenithtune: Run, cluster: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert zenithtune("export", "s", "--output-dir", cluster, "--bundle", pipe).code == 0
+        assert gzip.decompress(os.read(reading, 1 << 16)).startswith(b'{"bundle"')
+    finally:
+        os.close(reading)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    folder = zenithtune("export", "s", "--output-dir", cluster, "--bundle", tmp_path)
+    assert folder.code == 2 and len(folder.err.splitlines()) == 1

@@ -20,7 +20,7 @@ from zenith_tune.calibrate.calibration_file import load_calibration
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import StudyError, UsageError
 from zenith_tune.record.export import study_as_json
-from zenith_tune.record.folder import DATABASE_NAME, StudyFolder, trial_folder
+from zenith_tune.record.folder import ABOUT_NAME, DATABASE_NAME, StudyFolder, trial_folder
 from zenith_tune.record.reader import FILE_NAME, ExportedStudy, study_names
 from zenith_tune.record.restored_preset import PRIOR, RestoredPreset
 from zenith_tune.record.storage import database_url
@@ -33,7 +33,7 @@ from zenith_tune.study.trial_log import TrialLog
 from zenith_tune.units import MIB
 
 FORMAT = 1
-ABOUT, LEARNED, NAMED = "bundle.json", "learned", "files"
+LEARNED, NAMED = "learned", "files"
 MAX_LOG_BYTES = 2 * MIB
 """Of a longer log the middle is left out."""
 MAX_FILES, MAX_FILE_BYTES, MAX_BYTES = 20_000, 64 * MIB, 1024 * MIB
@@ -62,21 +62,24 @@ class ImportedStudy:
 
 
 def write_bundle(view: StudyView, path: Path, versions: Mapping[str, str]) -> None:
-    """Write a study, but for the trials that run, into one file that only its owner may read."""
+    """Write a study, but for the trials that run, into one file that only its owner may read; a device stays one."""
     target = path.resolve()
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    is_device = target.exists() and not target.is_file()
+    draft = target if is_device else target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with (
-            open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as packed,
+            open(draft, "wb" if is_device else "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as packed,
             gzip.open(packed, "wt", encoding="utf-8") as file,
         ):
             about = {"bundle": FORMAT, "study": view.name, "versions": dict(versions)}
             files = ({"file": name, "text": text} for name, text in _files(view))
             for line in chain([about], files):
                 file.write(json.dumps(line) + "\n")
-        draft.replace(target)
+        if not is_device:
+            draft.replace(target)
     finally:
-        draft.unlink(missing_ok=True)
+        if not is_device:
+            draft.unlink(missing_ok=True)
 
 
 def _files(view: StudyView) -> Iterator[tuple[str, str]]:
@@ -169,7 +172,7 @@ def import_bundle(path: Path, output_dir: Path, name: str | None = None) -> Impo
                     _unpack(lines, place, folder.path)
                     num_trials = sum(each.trial.is_searched for each in ExportedStudy(place).view().trials)
                     calibrations = [each.name for each in place.glob(f"{LEARNED}/*") if load_calibration(each)]
-                write_json(place / ABOUT, {"bundle": FORMAT, "study": str(about["study"]), "versions": versions})
+                write_json(place / ABOUT_NAME, {"bundle": FORMAT, "study": str(about["study"]), "versions": versions})
                 place.rename(folder.path)
         except OSError as error:
             if is_system_fault(error):

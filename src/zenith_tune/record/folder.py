@@ -16,6 +16,8 @@ from zenith_tune.study.files import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
 DATABASE_NAME, RECORD_NAME = "studies.db", "record.json"
+ABOUT_NAME = "bundle.json"
+"""What a study that came by `zenithtune import` has in place of its record."""
 
 
 class StudyFolder:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import StudyError, UsageError
-from zenith_tune.record.folder import DATABASE_NAME, RECORD_NAME, StudyFolder, StudyLock
+from zenith_tune.record.folder import ABOUT_NAME, DATABASE_NAME, RECORD_NAME, StudyFolder, StudyLock
 from zenith_tune.record.reader import FILE_NAME, study_names
 from zenith_tune.record.record import HEADER_KEY
 from zenith_tune.record.storage import clear_errors, database_url, opened_storage
@@ -58,6 +58,9 @@ def recover(folder: Path, database: Path | None = None) -> tuple[list[RecoveredS
     """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", hint="give that of a study, or the output folder of several")
+    if (folder / ABOUT_NAME).is_file():
+        problem = f"{folder} came by zenithtune import, which brings no record to rebuild a database from"
+        raise UsageError(problem, hint="continue the study where it ran")
     is_study = (folder / "trials").is_dir() or (folder / RECORD_NAME).is_file()
     root = folder.absolute().parent if is_study else folder.absolute()
     found = [_read(each) for each in ([folder.absolute()] if is_study else _study_folders(root))]
@@ -77,7 +80,8 @@ def recover(folder: Path, database: Path | None = None) -> tuple[list[RecoveredS
 
 
 def _study_folders(root: Path) -> list[Path]:
-    return sorted(path for path in root.iterdir() if (path / RECORD_NAME).is_file() or (path / "trials").is_dir())
+    own = (path for path in root.iterdir() if not (path / ABOUT_NAME).is_file())
+    return sorted(path for path in own if (path / RECORD_NAME).is_file() or (path / "trials").is_dir())
 
 
 def _put_aside(path: Path) -> Path | None:

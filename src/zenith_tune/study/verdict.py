@@ -98,8 +98,14 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
     base, best, gain = study.baseline, study.best, study.gain
     if best is None:
         over = any(trial.ok for trial in study.trials)
-        none = "no trial stays within the memory limit" if over else "every trial failed"
-        return Verdict(sentence=f"{none if study.trials else 'no trial ran'}: {_stays(study)}")
+        if over:
+            none = "no trial stays within the memory limit"
+        elif study.trials:
+            first = study.trials[0]
+            none = f"every trial failed (trial {study.number_of(first)}: {first.cause})"
+        else:
+            none = "no trial ran"
+        return Verdict(sentence=f"{none}: {_stays(study)}")
     if gain is None:
         if base is None:
             compared = "your own command did not run, so no gain is claimed"

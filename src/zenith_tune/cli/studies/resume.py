@@ -41,7 +41,7 @@ def resume(study: str | None, options: tuple[str, ...], **place: Any) -> int:
 
     source = _found(study, place["db"], place["output_dir"])
     if not isinstance(source, StudyReader):
-        hint = "rebuild the database by zenithtune recover FOLDER"
+        hint = "where it ran, rebuild a lost database by zenithtune recover FOLDER; an import is continued there alone"
         raise StudyError(f"study {source.name!r} is in no database and cannot be continued", hint=hint)
     view = source.view()
     words = _words(view.header, options, source.name)
