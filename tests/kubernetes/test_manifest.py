@@ -151,3 +151,18 @@ def test_what_is_no_training_job_is_refused_in_words(tmp_path: Path, text: str, 
 def test_a_kind_of_another_group_is_no_training_job() -> None:
     assert not is_training_job({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}})
     assert is_training_job({"apiVersion": "trainer.kubeflow.org/v1", "kind": "TrainJob", "spec": {}})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "said"),
+    [
+        ({"command": [1, None, {"a": "b"}]}, "command must be a list of words"),
+        ({"command": "torchrun train.py"}, "command must be a list of words"),
+        ({"numNodes": "x"}, "number of nodes must be a whole number above 0, but is 'x'"),
+        ({"numNodes": -1}, "number of nodes must be a whole number above 0, but is -1"),
+    ],
+)
+def test_a_shape_that_no_server_takes_is_one_line(trainer: dict[str, object], said: str) -> None:
+    document = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a"}}
+    with pytest.raises(UsageError, match=said):
+        JobManifest.of({**document, "spec": {"trainer": trainer}})

@@ -93,11 +93,16 @@ def test_a_setting_of_no_known_phase_is_judged_by_the_whole_step_and_alone() -> 
     assert not any("mbs" in trial.why and "," in trial.why for trial in job.trials)
 
 
-def test_a_failure_of_all_leaves_the_own_settings() -> None:
-    job = Job(room=5)
+def test_where_the_own_settings_fail_any_that_run_are_better() -> None:
+    assert searched(Job(room=6)).ok  # the own ones take 8
+    assert Job(room=6).run(OWN).outcome is Outcome.OOM
+
+
+def test_a_failure_of_all_ends() -> None:
+    job = Job(room=0)
     with pytest.raises(ValueError, match="empty"):
         searched(job)
-    assert job.trials[0].params == OWN
+    assert not any(trial.ok for trial in job.trials) and len(job.trials) <= 12
 
 
 def test_a_preset_without_phases_is_refused() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from zenith_tune.errors import UsageError
+from zenith_tune.study.files import read_regular
 
 Json = dict[str, Any]
 
@@ -50,11 +51,9 @@ class JobManifest:
     def read(cls, path: Path | str, container: str | None = None) -> JobManifest:
         """Read the one training job of a file, which may hold other objects as well."""
         try:
-            data = Path(path).expanduser().read_bytes()
+            data = read_regular(Path(path).expanduser(), _MOST_BYTES)
         except OSError as error:
             raise UsageError(f"the manifest cannot be read: {error.strerror}: {path}") from None
-        if len(data) > _MOST_BYTES:
-            raise UsageError(f"{path} is no manifest: it has {len(data)} bytes")
         try:
             documents = [*yaml.safe_load_all(data)]
         except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -82,12 +81,18 @@ class JobManifest:
                 own["spec"].pop("selector", None)
                 for label in _OF_THE_PODS:
                     ((own["spec"]["template"].get("metadata") or {}).get("labels") or {}).pop(label, None)
-            made._trainer()  # a shape that is none is reported now
+            trainer = made._trainer()  # a shape that is none is reported now
             made._gpus()
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             shape = "spec.trainer" if made.kind == TRAIN_JOB else "spec.template.spec.containers"
             also = f" with a container {container}" if container else ""
             raise UsageError(f"{where} must have {shape}{also} of a {made.kind}, but has not") from None
+        for name in ("command", "args"):
+            words = trainer.get(name) or []
+            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                raise UsageError(f"{where}: {name} must be a list of words, but is {words!r:.100}")
+        if made.nodes is not None and (type(made.nodes) is not int or made.nodes < 1):
+            raise UsageError(f"{where}: the number of nodes must be a whole number above 0, but is {made.nodes!r:.100}")
         return made
 
     @classmethod

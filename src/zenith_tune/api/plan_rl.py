@@ -10,10 +10,12 @@ from zenith_tune.describe.framework_spec import FrameworkSpec
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.estimates.calibration import Calibration
-from zenith_tune.planner.limits import RISK
+from zenith_tune.planner.limits import MAX_BATCH, RISK
 from zenith_tune.planner.rl.generation import GenerationWork
 from zenith_tune.planner.rl.lengths import AnswerLengths
 from zenith_tune.planner.rl.rl_planner import ALGORITHMS, PlacedStep, RlJob, RlPlanner
+
+MOST_BEHIND = 64
 
 
 def plan_rl(
@@ -36,6 +38,8 @@ def plan_rl(
 ) -> list[PlacedStep]:
     """Rank placements, engines and layouts of a step that generates and trains, as `zenithtune plan --rl` does.
 
+    Empty where nothing fits.
+
     >>> found = plan_rl("qwen2.5-7b", "h100x8", prompts=64, group=8, prompt_len=512, response_len="4096:900,3500")
     >>> found[0].name, found[0].phases["generation"] > found[0].phases["update"]
     ('together', True)
@@ -48,6 +52,11 @@ def plan_rl(
             raise UsageError(f"{name} must be a whole number from {least}, but got {number!r}", hint="change it")
     lengths = response_len if isinstance(response_len, AnswerLengths) else AnswerLengths.parse(str(response_len))
     work = GenerationWork(prompts=prompts, group=group, prompt_len=prompt_len, lengths=lengths)
+    if work.answers > MAX_BATCH:
+        problem = f"a step has at most {MAX_BATCH:,} answers, but got {prompts:,} prompts x {group:,}"
+        raise UsageError(problem, hint="change one of them")
+    if behind > MOST_BEHIND:
+        raise UsageError(f"behind must be at most {MOST_BEHIND}, but got {behind}", hint="change it")
     if work.answers % updates:
         problem = f"{updates} updates of a step must divide its {work.answers} answers ({prompts} prompts x {group})"
         raise UsageError(problem, hint="change one of them")

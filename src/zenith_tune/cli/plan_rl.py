@@ -57,6 +57,9 @@ def run_rl(options: Options) -> int:
     found = plan_rl(
         options["model"], options["cluster"], algorithm=options["rl"], **{name: options[name] for name in taken}
     )
+    if not found and not options["as_json"]:
+        click.echo(f"no placement of {options['model']} on {options['cluster']} fits, together or apart")
+        return 1
     if options["as_json"]:
         from zenith_tune.report.plan.rl import placement_object
 
@@ -67,11 +70,12 @@ def run_rl(options: Options) -> int:
         from zenith_tune.report.plan.rl import print_placements
 
         print_placements(found, Console(highlight=False))
-    return 0
+    return 0 if found else 1
 
 
 def refuse_alone(options: Options) -> None:
     """Refuse options of a step that generates where none is planned."""
-    for name in OF_A_STEP:
-        if options[name] is not None:
+    source = click.get_current_context().get_parameter_source
+    for name in (*OF_A_STEP, "updates", "behind"):
+        if source(name) is ParameterSource.COMMANDLINE:
             raise UsageError(f"--{name.replace('_', '-')} belongs to --rl", hint="give --rl grpo too, or leave it out")

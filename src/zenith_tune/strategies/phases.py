@@ -7,6 +7,7 @@ settings, not their product. Memory is what phases share: of several changes tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -151,7 +152,8 @@ class _Search:
             self._keep(trial, {WHOLE, *(name for setting in self.settings for name in setting.figures)})
         for setting, value in changes:
             setting.tried.add(value)
-            before = sum(self.seconds[name] for name in setting.figures)
+            # Where the own settings failed, any that go well are better.
+            before = sum(self.seconds.get(name, math.inf) for name in setting.figures)
             if sum(_seconds(trial, name) for name in setting.figures) < before * (1 - LEAST_GAIN):
                 setting.best = value
                 self.best = {**self.best, setting.name: value}

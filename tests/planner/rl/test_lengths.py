@@ -27,7 +27,8 @@ def test_a_mean_can_be_given(mean: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "0", "-4", "4096:", "4096:9", "4096:900,100", "4096:0,1", "4096:nan,1", "9:1,inf"]
+    "text",
+    ["", "x", "0", "-4", "4096:", "4096:9", "4096:900,100", "4096:0,1", "4096:nan,1", "9:1,inf", "100:1e-300,1e300"],
 )
 def test_what_cannot_be_lengths_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--response-len takes"):

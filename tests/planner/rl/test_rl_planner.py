@@ -86,6 +86,7 @@ def test_json_has_every_phase(plan: Plan) -> None:
     ("options", "said"),
     [
         (("--prompts", "8"), "--prompts belongs to --rl"),
+        (("--behind", "0", "--gbs", "8", "--seq", "8"), "--behind belongs to --rl"),
         (("--rl", "grpo", *OPTIONS, "--gbs", "8"), "of which --gbs is no part"),
         (("--rl", "grpo", "--prompts", "8"), "Missing option '--group'"),
         (("--rl", "grpo", *OPTIONS, "--updates", "7"), "7 updates of a step must divide its 512 answers"),
@@ -96,6 +97,29 @@ def test_what_does_not_belong_together_is_one_line(plan: Plan, options: tuple[st
     assert found.code == 2 and said in found.err and len(found.err.splitlines()) == 1
 
 
-def test_what_fits_nowhere_says_so() -> None:
-    with pytest.raises(UsageError, match=r"no placement of qwen2\.5-72b on h100x2 fits"):
-        plan_rl("qwen2.5-72b", "h100x2", **JOB)
+def test_what_fits_nowhere_says_so(plan: Plan) -> None:
+    assert plan_rl("qwen2.5-72b", "h100x2", **JOB) == []
+    found = plan("--model", "qwen2.5-72b", "--cluster", "h100x2", "--rl", "grpo", *OPTIONS)
+    assert found.code == 1 and found.out == "no placement of qwen2.5-72b on h100x2 fits, together or apart\n"
+
+
+def test_no_more_engines_than_answers_and_no_more_work_than_is_needed() -> None:
+    few = plan_rl("gpt2", "h100x64", prompts=2, group=1, prompt_len=8, response_len=8, top=99)
+    assert all(each.generation.engines <= 2 for each in few)
+    much = plan_rl("qwen2.5-0.5b", "h100x8", prompts=20_000, group=100, prompt_len=64, response_len=512, top=1)
+    less = plan_rl("qwen2.5-0.5b", "h100x8", prompts=2_000, group=100, prompt_len=64, response_len=512, top=1)
+    assert much[0].phases["generation"] == pytest.approx(10 * less[0].phases["generation"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"prompts": 1_000_000, "group": 1000}, "1,000,000 prompts x 1,000"),
+        ({"behind": 1_000_000}, "behind must be at most 64"),
+        ({"group": 0}, "group must be a whole number from 1"),
+        ({"algorithm": "dpo"}, "dpo"),
+    ],
+)
+def test_numbers_of_no_step_are_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan_rl("qwen2.5-0.5b", "h100x8", **{**JOB, **changed})

@@ -130,6 +130,40 @@ def test_what_verl_needs_is_asked_for() -> None:
         bound("python -m verl.trainer.main_ppo data.train_batch_size=64")
 
 
+def test_overrides_that_would_win_over_a_trials_are_refused(tmp_path: Path) -> None:
+    start, _, rest = COMMAND.partition(" algorithm")
+    (tmp_path / "run.sh").write_text(f'{start} "$@" algorithm{rest}\n')
+    with pytest.raises(UsageError, match=r"has algorithm\.adv_estimator=grpo behind the arguments that it passes on"):
+        bound(f"bash {tmp_path}/run.sh")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.ppo_micro_batch_size_per_gpu=four", "above 0, but got 'four'"),
+        ("actor.ppo_mini_batch_size=99999999999999999999", "above 0, but got 9999"),
+        ("rollout.n=-4", "above 0, but got -4"),
+        ("rollout.gpu_memory_utilization=7.5", "at most 1, but got 7.5"),
+        ("rollout.gpu_memory_utilization=.nan", "at most 1, but got nan"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(override: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        bound(f"{COMMAND} {A}.{override}")
+
+
+def test_more_ranks_of_a_sequence_than_gpus_break_a_rule() -> None:
+    assert bound(f"{COMMAND} {A}.actor.ulysses_sequence_parallel_size=16").own_point(COMMAND) is None
+
+
+def test_a_value_that_refers_to_another_is_left_alone() -> None:
+    referring = COMMAND.replace(
+        "rollout.log_prob_micro_batch_size_per_gpu=8", "rollout.log_prob_micro_batch_size_per_gpu='${x}'"
+    )
+    preset = bound(referring)
+    assert "log_probs" not in preset.get_search_space()
+
+
 def test_steps_have_their_speed_their_memory_and_their_phases() -> None:
     logged = read_steps(log(60.0, 40.0, 42.0, 41.0))
     assert [step.seconds for step in logged.steps] == [60, 40, 42, 41]

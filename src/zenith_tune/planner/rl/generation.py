@@ -32,6 +32,8 @@ STEP_S, LAYER_S, EXPERTS_S = 1.0e-3, 2.0e-5, 6.0e-5
 """What a decoding step takes for its scheduling and sampling, and a layer and one with experts for the starts of their
 kernels in a CUDA graph, however little they do. Assumed, not fitted."""
 MOST_TP = 64
+MOST_STEPPED = 8192
+"""Answers of an engine that are stepped through; more are as many times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +121,15 @@ class Engine:
         mean = work.prompt_len + work.lengths.mean
         if tokens < work.longest:
             return None
+        engines = min(engines, work.answers)
         number = math.ceil(work.answers * ahead / engines)
         places = max(min(MOST_SEQUENCES, number, int(tokens / mean)), 1)
-        steps, active, context = _in_flight(work.lengths.sample(number), places, work.prompt_len)
+        # Of very many answers the first ones stand for the rest, but for those that end last.
+        stepped = min(number, max(MOST_STEPPED, 4 * places))
+        steps, active, context = _in_flight(work.lengths.sample(stepped), places, work.prompt_len)
         seconds = steps * self.step_s(active, context) / ahead
+        is_tail = active < places / 2
+        seconds[~is_tail] *= number / stepped
         return Generation(
             tp=self.tp,
             engines=engines,
@@ -130,7 +137,7 @@ class Engine:
             memory_share=memory_bytes / self.cluster.gpu.memory_bytes,
             prefill_s=math.ceil(work.prompts / engines) * self._prefill_s(work.prompt_len),
             decode_s=float(np.sum(seconds)),
-            tail_s=float(np.sum(seconds[active < places / 2])),
+            tail_s=float(np.sum(seconds[is_tail])),
         )
 
     def step_s(self, active: FloatArray, context: FloatArray) -> FloatArray:

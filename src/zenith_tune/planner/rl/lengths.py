@@ -34,11 +34,13 @@ class AnswerLengths:
         first, colon, rest = text.partition(":")
         try:
             limit = int(first)
-            p50, p99 = map(float, rest.split(",")) if colon else (limit * MEDIAN, float(limit))
+            p50, p99 = map(float, rest.split(",")) if colon else (max(limit * MEDIAN, 1.0), float(limit))
         except ValueError:
             raise UsageError(f"--response-len takes {FORM}, but got {text!r}", hint="change it") from None
-        if not (0 < p50 <= p99 < math.inf and 1 <= limit <= MAX_SEQ):
-            problem = f"--response-len takes a limit from 1 to {MAX_SEQ}, and 0 < P50 <= P99, but got {text!r}"
+        if not (1 <= p50 <= p99 <= MAX_SEQ and 1 <= limit <= MAX_SEQ):
+            problem = (
+                f"--response-len takes whole tokens, up to {MAX_SEQ:,}, and P50 of no more than P99, but got {text!r}"
+            )
             raise UsageError(problem, hint=f"write {FORM}")
         return cls(limit=limit, p50=p50, p99=p99)
 

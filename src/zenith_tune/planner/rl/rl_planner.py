@@ -35,10 +35,14 @@ HOST_BYTES_PER_S = 2.5e10
 SYNC_BYTES_PER_S = 6.5e10
 """Rate at which all weights reach all engines, however many there are: 55 to 72 GB/s in the six rows of
 MoonshotAI/checkpoint-engine's README (8 to 256 GPUs, 106 to 1,026 billion weights)."""
+MOST_ROWS = 64
+"""Sequences of an update for each GPU from which more make no other layout the best."""
 NUM_TRIED = 16
 """Layouts whose states stay in memory that are tried with every engine: the states leave less to the cache."""
 SHARES = 8
 """Into how many parts the GPUs are divided between training and generation."""
+MANY_GPUS = 1024
+"""GPUs from which half as many ways to divide them are tried."""
 STATES = ("weights", "gradients", "optimizer")
 
 
@@ -145,18 +149,13 @@ class RlPlanner:
         )
 
     def plan(self, top: int = 10) -> list[PlacedStep]:
-        """Return the best placements, the fastest first; of each kind of placement and engine the best."""
+        """Return the best placements, the fastest first; of each placement and size of engine one, where any fits."""
         best: dict[tuple[int, int], PlacedStep] = {}
         for placed in [*self._together(), *self._apart()]:
             key = placed.generation_gpus * (not placed.together), placed.generation.tp
             if key not in best or placed.step_s < best[key].step_s:
                 best[key] = placed
-        found = sorted(best.values(), key=lambda placed: placed.step_s)
-        if not found:
-            cluster, model = self.planner.cluster, self.planner.model
-            problem = f"no placement of {model.name} on {cluster.name} fits, together or apart"
-            raise UsageError(problem, hint="take more GPUs or shorter answers")
-        return found[:top]
+        return sorted(best.values(), key=lambda placed: placed.step_s)[:top]
 
     def place(self, layout: Layout, *, tp: int, together: bool) -> PlacedStep:
         """Return the step of one training layout and one size of engine; apart, the other GPUs generate."""
@@ -189,7 +188,8 @@ class RlPlanner:
     def _apart(self) -> Iterator[PlacedStep]:
         cluster = self.planner.cluster
         step = cluster.gpus_per_node if cluster.num_gpus > cluster.gpus_per_node else 1
-        splits = {max(round(cluster.num_gpus * part / SHARES / step), 1) * step for part in range(1, SHARES)}
+        shares = SHARES if cluster.num_gpus <= MANY_GPUS else SHARES // 2
+        splits = {max(round(cluster.num_gpus * part / shares / step), 1) * step for part in range(1, shares)}
         for num_trained in sorted(splits - {cluster.num_gpus}):
             rest = cluster.num_gpus - num_trained
             training = self._fitting(self._planner(num_trained), self.space)
@@ -224,6 +224,7 @@ class RlPlanner:
     def _fitting(self, planner: Planner, space: SearchSpace) -> _Training | None:
         """Return the training phases in the best layouts, and in those that take less memory."""
         rows = max(self.job.rows(planner.job.seq_len) / self.job.updates, 1.0)
+        rows = min(rows, float(MOST_ROWS * planner.cluster.num_gpus))
         # A number that micro-batches and data-parallel sizes divide: each layout then takes as many as it needs.
         unit = 2 ** max(math.ceil(math.log2(max(rows, 1.0))) - 3, 0)
         batch = max(math.ceil(rows / unit) * unit, planner.cluster.num_gpus)

@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.model.use_fused_kernels": False,
     f"{ACTOR}.fsdp_config.forward_prefetch": False,
 }
+COUNTS = (MINI_BATCH, TOKENS, SEQUENCE_PARALLEL, TP, ANSWERS, PROMPT, ANSWER, GPUS, NODES)
 OFFLOADED = ("param", "optimizer")
 SHARES = (0.4, 0.5, 0.6, 0.7, 0.8)
 FSDP = ("fsdp", "fsdp2")
@@ -76,7 +77,7 @@ class VerlJob(ConfigJob):
         return self.count(PROMPT) + self.count(ANSWER)
 
     def micro_batches(self, most: int) -> tuple[int, ...]:
-        ranks = self.num_gpus // self.count(SEQUENCE_PARALLEL)
+        ranks = max(self.num_gpus // self.count(SEQUENCE_PARALLEL), 1)
         sizes = divisors(self.global_batch // ranks) if not self.by_tokens and self.global_batch >= ranks else []
         return tuple(size for size in sizes if size <= most and size != self.micro_batch)
 
@@ -92,8 +93,8 @@ class VerlJob(ConfigJob):
             least = self.longest / self.count(SEQUENCE_PARALLEL)
             others = (own * 2, own * 4, own // 2)
             found["tokens"] = (own, *(number for number in others if number >= least))
-        elif own := self.count(LOG_PROBS[0]) if LOG_PROBS[0] in self.values else 0:
-            found["log_probs"] = (own, own * 2, own * 4, *([own // 2] if own > 1 else []))
+        elif type(size := self.values.get(LOG_PROBS[0])) is int and size > 0:
+            found["log_probs"] = (size, size * 2, size * 4, *([size // 2] if size > 1 else []))
         if self.values.get(STRATEGY) in FSDP:
             is_on = self.values.get(CHECKPOINTING) is not False
             found["checkpointing"] = (is_on, not is_on)
@@ -126,7 +127,7 @@ class VerlJob(ConfigJob):
         else:
             found[MICRO_BATCH] = params[MBS]
         for key in LOG_PROBS if params.get("log_probs") else ():
-            if key in self.values:
+            if type(self.values.get(key)) is int:
                 found[key] = params["log_probs"]
         if "checkpointing" in params:
             found[CHECKPOINTING] = params["checkpointing"]

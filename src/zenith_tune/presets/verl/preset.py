@@ -8,6 +8,7 @@ from typing import Any
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
+from zenith_tune.planner.limits import MAX_BATCH
 from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
 from zenith_tune.presets.shared.launched_gpus import job_gpus
@@ -15,9 +16,11 @@ from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.presets.verl.command import MODULE, find_run
 from zenith_tune.presets.verl.job import (
     BY_TOKENS,
+    COUNTS,
     DEFAULTS,
     GPUS,
     LEVERS,
+    MEMORY,
     MICRO_BATCH,
     NODES,
     PHASES,
@@ -30,6 +33,16 @@ from zenith_tune.shell.parsed_command import OVERRIDE
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.resources import Resources
+
+
+def _refuse_values(values: Mapping[str, Any]) -> None:
+    for key in (*COUNTS, *([MICRO_BATCH] if MICRO_BATCH in values and values[BY_TOKENS] is not True else [])):
+        if type(values[key]) is not int or not 1 <= values[key] <= MAX_BATCH:
+            problem = f"preset verl must know {key} as a whole number above 0, but got {values[key]!r}"
+            raise UsageError(problem, hint="write the number into the command")
+    share = values[MEMORY]
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise UsageError(f"{MEMORY} must be above 0 and at most 1, but got {share!r}", hint="change it")
 
 
 @PresetRegistry.register("verl")
@@ -51,7 +64,12 @@ class VerlPreset(ConfigPreset[VerlJob]):
             problem = f"{run.script} does not pass its arguments on, so that no setting reaches verl"
             raise UsageError(problem, hint='put "$@" at the end of its training command')
         own = {match[1].lstrip("+"): word[match.end() :] for word in run.arguments if (match := OVERRIDE.match(word))}
+        late = [word for word in run.arguments[run.added_at or 0 :] if OVERRIDE.match(word)] if run.script else []
+        if late:
+            problem = f"{run.script} has {late[0]} behind the arguments that it passes on, where it wins over a trial's"
+            raise UsageError(problem, hint='put "$@" at the end of its training command')
         values = {**DEFAULTS, **{key: read_yaml(text) for key, text in own.items()}}
+        _refuse_values(values)
         started = values[GPUS] * values[NODES] if type(values[GPUS]) is type(values[NODES]) is int else None
         num_gpus = job_gpus(self.title, self._given.n_gpus, started, option=f"{GPUS}=")
         job = VerlJob(num_gpus=num_gpus, values=values)
