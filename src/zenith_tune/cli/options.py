@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.decorators import FC
 
 from zenith_tune.cli import completion
@@ -110,6 +111,15 @@ def _words(option: click.Option, value: Any) -> list[str]:
     if option.is_flag:
         return [(option.opts if value else option.secondary_opts)[0]]
     return [word for each in (value if option.multiple else [value]) for word in (option.opts[0], each)]
+
+
+def refuse_others(taken: Container[str], why: str) -> None:
+    """Refuse the options that were given to the command that runs, but for some names."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in taken and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{why}, of which {parameter.opts[0]} is no part", hint="leave it out")
 
 
 def grouped_option(name: str, *names: str, **settings: Any) -> Callable[[FC], FC]:

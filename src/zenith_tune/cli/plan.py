@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
@@ -29,6 +28,7 @@ from zenith_tune.cli.options import (
     path_option,
     refuse_costs,
     refuse_file,
+    refuse_others,
     risk_option,
     topology_option,
     write_file,
@@ -212,12 +212,7 @@ def _probe(command: tuple[str, ...], options: Options) -> int:
     """Plan by the command itself, which says what is trained, and let single ranks of the best layouts run."""
     from zenith_tune.cli.probe import run_probe
 
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name not in PROBED and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            problem = f"--probe plans what the command says, of which {parameter.opts[0]} is no part"
-            raise UsageError(problem, hint="leave it out")
+    refuse_others(PROBED, "--probe plans what the command says")
     asked = {"layouts": (), "args": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
     return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
 

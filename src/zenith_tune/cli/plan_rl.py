@@ -6,7 +6,7 @@ import click
 from click.core import ParameterSource
 from click.decorators import FC
 
-from zenith_tune.cli.options import COUNT, RL, SEQUENCE, Options, echo_json, grouped_option
+from zenith_tune.cli.options import COUNT, RL, SEQUENCE, Options, echo_json, grouped_option, refuse_others
 from zenith_tune.errors import UsageError
 
 ALGORITHMS = ("grpo", "dapo", "ppo")
@@ -41,12 +41,7 @@ def rl_options(command: FC) -> FC:
 
 def run_rl(options: Options) -> int:
     """Print the placements of a step, the fastest first."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name not in PLANNED and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            problem = f"--rl plans steps that generate and train, of which {parameter.opts[0]} is no part"
-            raise UsageError(problem, hint="leave it out")
+    refuse_others(PLANNED, "--rl plans steps that generate and train")
     for name in ("model", "cluster", *OF_A_STEP):
         if options[name] is None:
             raise click.MissingParameter(param_hint=f"'--{name.replace('_', '-')}'", param_type="option")

@@ -133,6 +133,11 @@ class _Training:
     def passes_s(self) -> FloatArray:
         return self.update_s + self.forward_s
 
+    @property
+    def offload_s(self) -> FloatArray:
+        """The states' way to the host and back."""
+        return 2 * self.state_bytes / HOST_BYTES_PER_S
+
 
 class RlPlanner:
     """Placements of one job of reinforcement learning, ranked by the time of a step.
@@ -169,16 +174,15 @@ class RlPlanner:
 
     def _together(self) -> Iterator[PlacedStep]:
         num_gpus = self.planner.cluster.num_gpus
-        training = self._fitting(self._asleep(self.planner), self.space)
+        training = self._fitting(self._asleep())
         if training is None:
             return
         capacity = self.planner.cluster.gpu.memory_bytes
-        offload_s = 2 * training.state_bytes / HOST_BYTES_PER_S
         order = np.argsort(training.passes_s, kind="stable")[:NUM_TRIED]
         for tp in engine_sizes(self.planner.model, num_gpus):
             if (whole := self._generation(tp, num_gpus, MOST_SHARE * capacity, together=True)) is None:
                 continue
-            row = int(np.argmin(training.passes_s + offload_s))
+            row = int(np.argmin(training.passes_s + training.offload_s))
             yield self._placed(training, row, whole, num_gpus, together=True, offloads=True)
             for row in order:
                 room = MOST_SHARE * capacity - float(training.state_bytes[row])
@@ -192,7 +196,7 @@ class RlPlanner:
         splits = {max(round(cluster.num_gpus * part / shares / step), 1) * step for part in range(1, shares)}
         for num_trained in sorted(splits - {cluster.num_gpus}):
             rest = cluster.num_gpus - num_trained
-            training = self._fitting(self._planner(num_trained), self.space)
+            training = self._fitting(self._planner(num_trained))
             if training is None:
                 continue
             row = int(np.argmin(training.passes_s))
@@ -216,12 +220,12 @@ class RlPlanner:
     def _planner(self, num_gpus: int) -> Planner:
         return _on(self.planner, resized(self.planner.cluster, num_gpus))
 
-    def _asleep(self, planner: Planner) -> Planner:
-        gpu = planner.cluster.gpu
-        smaller = replace(gpu, memory_bytes=round(gpu.memory_bytes - ASLEEP_BYTES))
-        return _on(planner, replace(planner.cluster, gpu=smaller))
+    def _asleep(self) -> Planner:
+        cluster = self.planner.cluster
+        smaller = replace(cluster.gpu, memory_bytes=round(cluster.gpu.memory_bytes - ASLEEP_BYTES))
+        return _on(self.planner, replace(cluster, gpu=smaller))
 
-    def _fitting(self, planner: Planner, space: SearchSpace) -> _Training | None:
+    def _fitting(self, planner: Planner) -> _Training | None:
         """Return the training phases in the best layouts, and in those that take less memory."""
         rows = max(self.job.rows(planner.job.seq_len) / self.job.updates, 1.0)
         rows = min(rows, float(MOST_ROWS * planner.cluster.num_gpus))
@@ -229,7 +233,7 @@ class RlPlanner:
         unit = 2 ** max(math.ceil(math.log2(max(rows, 1.0))) - 3, 0)
         batch = max(math.ceil(rows / unit) * unit, planner.cluster.num_gpus)
         try:
-            found = planner.plan(batch, top=NUM_TRIED, space=space, risk=self.risk)
+            found = planner.plan(batch, top=NUM_TRIED, space=self.space, risk=self.risk)
         except UsageError:  # so many GPUs leave no layout
             return None
         layouts = list(dict.fromkeys(planned.layout for planned in (*found.best, *found.front)))
@@ -267,7 +271,7 @@ class RlPlanner:
         phases["update"] = update_s
         phases["sync"] = BF16 * model.num_params / SYNC_BYTES_PER_S
         if offloads:
-            phases["offload"] = 2 * float(training.state_bytes[row]) / HOST_BYTES_PER_S
+            phases["offload"] = float(training.offload_s[row])
         step_s = sum(phases.values())
         if not together and self.job.behind:  # but for new weights, which both wait for
             step_s = phases["sync"] + max(generation.seconds, step_s - generation.seconds - phases["sync"])
