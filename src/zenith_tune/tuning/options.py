@@ -102,14 +102,15 @@ class TuneOptions:
         group=SEARCH,
     )
     maximize: bool | None = option(
-        "Which way the REGEX of --objective is better. [default: minimize]",
+        "Which way the number of --objective is better. [default: more of a rate such as tokens/s, less of all else]",
         off="--minimize",
         group=SEARCH,
         is_rare=True,
     )
     select: str | None = option(
-        "Which match of the REGEX of --objective counts. [default: last]",
-        choices=("last", "first", "min", "max", "mean", "median"),
+        "Which of the numbers of --objective counts. [default: steady, the median of a run without its warm-up; last "
+        "for a loss or an accuracy]",
+        choices=("steady", "last", "first", "min", "max", "mean", "median"),
         group=SEARCH,
         is_rare=True,
     )

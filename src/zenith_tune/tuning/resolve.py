@@ -12,6 +12,7 @@ from zenith_tune.describe.topology import read_topology
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
 from zenith_tune.evaluators.json_lines import PREFIX
+from zenith_tune.evaluators.regex import usual_direction, usual_selector
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.presets.parts import CompletePreset, completed
 from zenith_tune.presets.recognition import arguments_in
@@ -150,7 +151,8 @@ def _evaluator(options: TuneOptions, preset: TuningPreset, args: Mapping[str, An
     if objective.startswith(PREFIX):
         name, of_pattern = "json", {"key": objective.removeprefix(PREFIX), **of_pattern}
     else:
-        name, of_pattern = "regex", {"pattern": objective, **of_pattern}
+        usual = {"selector": usual_selector(objective), "direction": usual_direction(objective)}
+        name, of_pattern = "regex", {"pattern": objective, **usual, **of_pattern}
     return choose_evaluator(name, of_pattern, None, own=preset.evaluator, defaults=args)
 
 

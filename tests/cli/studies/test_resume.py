@@ -14,6 +14,8 @@ import pytest
 from tests.command_runs import Run, running
 from tests.conftest import FAKE_TRAINER
 from tests.report.studies import recorded
+from zenith_tune.cli.studies.resume import _words
+from zenith_tune.record.view import StudyHeader
 
 ZenithTune = Callable[..., subprocess.CompletedProcess[str]]
 TRAINER = (sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.001")
@@ -39,6 +41,23 @@ def test_a_study_is_continued_with_the_options_it_was_started_with(zenithtune: Z
     assert len(after["trials"]) == len(before["trials"]) + 2
     assert after["search"]["strategy"] == "random" and after["search"]["memory"]["headroom"] == 0.01
     assert after["options"] == [*OPTIONS, "--n-trials", "4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "evaluator", "more"),
+    [
+        (("--objective", "json:x"), "json:x, last, minimize", ["--select", "last", "--minimize"]),
+        (("--objective=x, (.)", "--maximize"), "regex 'x, (.)', median, maximize", ["--select", "median"]),
+        (("--objective=json:x", "--select=last"), "json:x, last, maximize", ["--maximize"]),
+        (("--objective", "tokens_per_s"), "megatron tokens_per_s at gbs 32 and seq 4096, maximize", []),
+        (("--n-trials", "3"), "regex 'x', last, minimize", []),
+    ],
+)
+def test_what_counts_of_a_log_stays_what_it_was_when_the_study_began(
+    options: tuple[str, ...], evaluator: str, more: list[str]
+) -> None:
+    header = StudyHeader(preset="demo", args={}, command="python t.py", evaluator=evaluator, options=options)
+    assert _words(header, (), "s") == [*options, *more]
 
 
 def test_a_folder_names_a_study_from_anywhere(zenithtune: ZenithTune, tmp_path: Path) -> None:
