@@ -361,9 +361,9 @@ def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:
     found = estimated(num_left)
     trials = f"about {count(found.num_trials, 'short trial')}"
     ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
-    most = estimated(max((session.study.max_trials or 0) - session.study.num_counted, 0))
+    most = estimated(max((session.study.max_trials or 0) - session.study.num_budgeted, 0))
     if most.num_trials > found.num_trials:
-        ends += f"; at most {count(most.num_trials, 'trial')}: {format_seconds(most.wall_s)}"
+        ends += f"; with what confirms a gain at most {count(most.num_trials, 'run')}, {format_seconds(most.wall_s)}"
     cost = f" ({plan.budget.cost(found.gpu_s)})" if session.config.num_gpus or plan.budget.price else ""
     return f"{trials}, {format_seconds(found.wall_s)}{cost}{ends}"
 

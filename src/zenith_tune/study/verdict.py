@@ -128,7 +128,7 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         if any(study.may_be_best(trial) and (study.row_gain(trial) or 0.0) > 0 for trial in study.counted):
             return Verdict(sentence=f"no gain beyond the noise: {_stays(study)}", speedup=1.0)
-        none = f"none of {study.num_searched} trials{within} is" if study.num_searched > 1 else "the trial is not"
+        none = f"none of {study.num_trials} trials{within} is" if study.num_trials > 1 else "the trial is not"
         return Verdict(sentence=f"no gain: {none} {_faster(best)} than your own command", speedup=1.0)
     return None
 

@@ -115,7 +115,10 @@ class TuneOptions:
         is_rare=True,
     )
     n_trials: int | None = option(
-        "Budget of trials. [default: as many as the strategy needs]", at_least=1, metavar="N", group=BUDGET
+        "Budget: trials, and the runs that repeat one to confirm it. [default: as many as the strategy needs]",
+        at_least=1,
+        metavar="N",
+        group=BUDGET,
     )
     patience: str = option(
         "How thorough the search is: quick weighs what it costs against 1 hour of training and confirms nothing, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from zenith_tune.describe.topology import read_topology
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
 from zenith_tune.evaluators.json_lines import PREFIX
-from zenith_tune.evaluators.regex import usual_direction, usual_selector
+from zenith_tune.evaluators.regex import KNOWN, usual_direction, usual_selector
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.presets.parts import CompletePreset, completed
 from zenith_tune.presets.recognition import arguments_in
 from zenith_tune.presets.space import SEPARATOR
-from zenith_tune.record.reader import recorded_choices
+from zenith_tune.record.reader import recorded_choices, recorded_evaluator
 from zenith_tune.registry import construct, parse_pairs, typed
 from zenith_tune.runners.base import Runner, named_runner
 from zenith_tune.shell import ParsedCommand
@@ -76,7 +77,7 @@ def _resolved(command: str, options: TuneOptions, words: tuple[str, ...] | None)
         preset_args=preset_args,
         strategy_name=strategy_name,
         strategy=strategy,
-        evaluator=_evaluator(options, preset, args),
+        evaluator=_evaluator(_as_begun(options, place), preset, args),
         place=place,
         resources=needed.given(nodes=options.nodes_per_trial, gpus_per_node=options.gpus_per_trial),
         secrets=tuple(dict.fromkeys([*secrets_of_environment(os.environ), *chain(*map(find_secrets, texts))])),
@@ -131,6 +132,17 @@ def _make_preset(
     # Typed, so that a resumed study may write n_gpus=08 for 8.
     known = typed(cls, {**arguments_in(name, command), **args}, f"preset {name}")
     return name, known, completed(construct(cls, known, f"preset {name}"))
+
+
+def _as_begun(options: TuneOptions, place: StudyPlace) -> TuneOptions:
+    """Return what counts of a log, and which way is better, as the study began, where the options leave it open."""
+    if not options.resume or options.objective is None or is_objective_name(options.objective):
+        return options
+    *_, selector, direction = ["", "", *recorded_evaluator(place.database_url, place.study_name).split(", ")]
+    if selector not in KNOWN:
+        return options
+    way = direction == Direction.MAXIMIZE if options.maximize is None else options.maximize
+    return replace(options, select=options.select or selector, maximize=way)
 
 
 def _evaluator(options: TuneOptions, preset: TuningPreset, args: Mapping[str, Any]) -> TuningEvaluator:

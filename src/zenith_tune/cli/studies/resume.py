@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,16 +77,4 @@ def _words(header: StudyHeader, more: tuple[str, ...], name: str) -> list[str]:
         raise StudyError(f"the record of study {name!r} does not have the options it was started with", hint=by_hand)
     if any(MASK in word for word in (header.command, *header.options)):
         raise StudyError(f"the command of study {name!r} holds a secret, which is not recorded", hint=by_hand)
-    return [*header.options, *_as_begun(header.options, header.evaluator), *more]
-
-
-def _as_begun(options: Iterable[str], evaluator: str) -> list[str]:
-    """Return what counts of the log, and which way is better, where the options leave it to a release's defaults."""
-    from zenith_tune.evaluators.regex import KNOWN
-
-    asked = {word.partition("=")[0] for word in options}
-    parts = evaluator.rsplit(", ", 2)
-    if "--objective" not in asked or len(parts) < 3 or parts[1] not in KNOWN:
-        return []
-    chosen = [] if "--select" in asked else ["--select", parts[1]]
-    return chosen if asked & {"--maximize", "--minimize"} else [*chosen, f"--{parts[2]}"]
+    return [*header.options, *more]

@@ -23,12 +23,12 @@ from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.study.trial_log import printable
 from zenith_tune.study.verdict import NEARLY_FULL, Verdict
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import GIB, count, format_bytes, format_value
+from zenith_tune.units import GIB, format_bytes, format_value
 
 MAX_ROWS = 20
 """Of more trials the table at the end has the best ones."""
 MAX_LABEL, MIN_LABEL = 44, 16
-COLUMNS = 38
+COLUMNS = 39
 """Characters of a row besides the layout."""
 SHORT = 12
 """Characters of a layout that is repeated in front of what a trial adds to it."""
@@ -82,7 +82,7 @@ class TerminalReporter(ConsoleReporter):
             self.noted(line)
         self._own_label = plan.own_label
         if plan.study.runs:
-            self.noted(f"resumed: {count(len(plan.study.runs), 'finished run')} kept")
+            self.noted(f"resumed: {plan.study.what_ran} kept")
             for trial in plan.study.runs:
                 label = YOUR_COMMAND + trial.mark if trial.is_baseline else self.labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
@@ -126,8 +126,7 @@ class TerminalReporter(ConsoleReporter):
         """Return the trials that run, and how far the study is."""
         rows = []
         for running in list(self.running.values()):
-            is_own = running.label.startswith(YOUR_COMMAND)
-            cells = self._cells("", "0" if is_own else running.name, self._label(running.label, {}), [])
+            cells = self._cells("", running.name, self._label(running.label, {}), [])
             rows.append(Text(f"{cells}  {running.progress}", style="cyan"))
         return [*rows, Text(f"{self.bar()} {', '.join(self.how_far())}".strip(), style="dim")]
 
@@ -188,8 +187,7 @@ class TerminalReporter(ConsoleReporter):
     def _row(self, row: Row, best: Trial | None) -> Text:
         trial, study = row.trial, self.study
         assert study is not None
-        times = sum(run.is_rerun and run.number <= trial.number for run in study.own_runs)
-        name = "0" + "'" * times if trial.is_baseline else study.name_of(trial)
+        name = study.name_of(trial)
         mark, style = ("*", "bold") if trial is best and not trial.is_baseline else ("", "")
         if trial.value is None:
             room = max(self._console.width - self._label_width - 8, MIN_LABEL)
@@ -205,7 +203,7 @@ class TerminalReporter(ConsoleReporter):
         width = self._label_width
         widths = (12, 6, 8)
         cells = "".join(f"  {value:>{size}}" for value, size in zip(values, widths, strict=False))
-        return f"{mark:1}{name:>3}  {cut(printable(label), width):<{width}}{cells}"
+        return f"{mark:1}{name:>4}  {cut(printable(label), width):<{width}}{cells}"
 
     @property
     def _label_width(self) -> int:
