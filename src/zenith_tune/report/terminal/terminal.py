@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ MAX_ROWS = 20
 MAX_LABEL, MIN_LABEL = 44, 16
 COLUMNS = 39
 """Characters of a row besides the layout."""
+CAUSE_INDENT = 8
 SHORT = 12
 """Characters of a layout that is repeated in front of what a trial adds to it."""
 MARGIN = 6
@@ -106,7 +108,8 @@ class TerminalReporter(ConsoleReporter):
         fastest, was_live = end.study.fastest, self._stop_live()
         if was_live:
             self._leave_out_the_slow(end.study)
-        self._print_rows(fastest if was_live else None)
+        if any(row.trial.ok or not row.trial.is_baseline for row in self._rows):
+            self._print_rows(fastest if was_live else None)
         self._say("")
         for line in self._closing(end, names_best=not was_live):
             self._say(line)
@@ -114,7 +117,7 @@ class TerminalReporter(ConsoleReporter):
     def rows(self) -> list[Text]:
         """Return what was found so far: what is searched, the head, and each trial that ended."""
         best = self.study.fastest if self.study is not None else None
-        return [*self._head(), *(self._row(row, best) for row in self._rows)]
+        return [*self._head(), *(line for row in self._rows for line in self._row(row, best))]
 
     def _head(self) -> list[Text]:
         unit = next((row.trial.unit for row in self._rows if row.trial.unit), "value")
@@ -133,9 +136,10 @@ class TerminalReporter(ConsoleReporter):
     def _closing(self, end: StudyEnd, *, names_best: bool) -> list[str]:
         """Return the lines under the table: the gain, what changed, what to run, where the page is, what comes next."""
         verdict, study = end.verdict or Verdict(sentence=""), end.study
-        lines = [verdict.headline]
-        if end.reason is not EndReason.DONE:
-            lines.append(f"stopped: {end.why}")
+        if end.reason is EndReason.FAILED and not study.trials:
+            lines = [f"nothing was tuned: {end.why}"]
+        else:
+            lines = [verdict.headline, *([] if end.reason is EndReason.DONE else [f"stopped: {end.why}"])]
         is_gain = study.best is not None and study.fastest is study.best
         if names_best and study.best is not None and is_gain and verdict.low is not None:
             lines.append(_named("best", f"trial {study.number_of(study.best)}"))
@@ -180,24 +184,29 @@ class TerminalReporter(ConsoleReporter):
         if self._live is not None or (self._outlook is None and not self._rows):
             return
         head = self._head() if self._rows and not self._num_printed else []
-        for line in (*head, *(self._row(row, best) for row in self._rows[self._num_printed :])):
+        for line in (*head, *(line for row in self._rows[self._num_printed :] for line in self._row(row, best))):
             self._console.print(line, soft_wrap=True)
         self._num_printed = len(self._rows)
 
-    def _row(self, row: Row, best: Trial | None) -> Text:
+    def _row(self, row: Row, best: Trial | None) -> list[Text]:
+        """Return the line of a trial; why one failed continues below where there is no room behind it."""
         trial, study = row.trial, self.study
         assert study is not None
         name = study.name_of(trial)
         mark, style = ("*", "bold") if trial is best and not trial.is_baseline else ("", "")
         if trial.value is None:
-            room = max(self._console.width - self._label_width - 8, MIN_LABEL)
-            return Text(f"{self._cells(mark, name, row.label, [])}  {cut(failure_text(trial), room)}", style="red")
+            cells, why = self._cells(mark, name, row.label, []), failure_text(trial)
+            if len(cells) + 2 + len(why) <= self._console.width:
+                return [Text(f"{cells}  {why}", style="red")]
+            kind, _, cause = why.partition(": ")
+            indent = " " * CAUSE_INDENT
+            below = textwrap.wrap(cause, self._console.width, initial_indent=indent, subsequent_indent=indent)
+            return [Text(line, style="red") for line in (f"{cells}  {kind}", *below)]
         gain = study.row_gain(trial)
         shown = "" if gain is None or trial.is_baseline else gain_text(gain)
         memory = f"{trial.peak_memory_bytes / GIB:.0f} GiB" if trial.peak_memory_bytes else ""
-        return Text(
-            self._cells(mark, name, row.label, [format_value(trial.value), shown, memory]).rstrip(), style=style
-        )
+        cells = self._cells(mark, name, row.label, [format_value(trial.value), shown, memory])
+        return [Text(cells.rstrip(), style=style)]
 
     def _cells(self, mark: str, name: str, label: str, values: Sequence[str]) -> str:
         width = self._label_width
