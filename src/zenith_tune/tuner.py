@@ -296,9 +296,12 @@ class PresetTuner:
 def _diagnosis(session: StudySession, why: str) -> list[str]:
     """Return what limits the fastest run; where the options take no effect, there is nothing else to say of it."""
     from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
+    from zenith_tune.record.restored_preset import study_calibration
 
     config, study = session.config, session.study
-    return study_diagnosis(config.preset, config.command, study) if study.is_sound else [why]
+    if not study.is_sound:
+        return [why]
+    return study_diagnosis(config.preset, config.command, study, study_calibration(config.place.folder.path))
 
 
 def _plan(session: StudySession, runner: Runner, *, may_confirm: bool) -> StudyPlan:

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MegatronArgs, shown
@@ -32,6 +32,9 @@ from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.units import whole
+
+if TYPE_CHECKING:
+    from zenith_tune.estimates.calibration import Calibration
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
@@ -64,6 +67,17 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FasterRun:
+    """A run that a study measured to be faster than another one."""
+
+    name: str
+    label: str
+    step_s: float
+    command: str = ""
+    """What starts its command; empty where the study left none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOrigin:
     """Where a run comes from, and what its study knows besides the layout."""
 
@@ -79,6 +93,8 @@ class RunOrigin:
     """Sizes that the run has by default, although larger ones were probably meant."""
     tried: frozenset[Layout] = frozenset()
     """Other layouts that its study has run, which are not advised."""
+    faster: FasterRun | None = None
+    """The fastest run of its study, where that is another one."""
     memory_limit_bytes: float | None = None
     """Bytes of a GPU that its study may use; None: all."""
     tries: Callable[[Layout], bool] = lambda layout: True
@@ -98,6 +114,8 @@ class DiagnosedRun:
     """Performance settings that it leaves off and could turn on without being allowed to."""
     what: str = "the command"
     """The name of the run for people."""
+    calibration: Calibration | None = None
+    """The calibration that its study began with; None: the package's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

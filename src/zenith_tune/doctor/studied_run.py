@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     OF_ANOTHER_RELEASE,
     DiagnosedRun,
+    FasterRun,
     Measured,
     RunHints,
     UnplannedRun,
@@ -28,7 +30,10 @@ from zenith_tune.doctor.diagnosed_run import (
 )
 from zenith_tune.doctor.logged_run import from_log, log_causes, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
+from zenith_tune.evaluators.base import BATCH
 from zenith_tune.presets.parts import CompletePreset
+from zenith_tune.record.folder import BEST_COMMAND
+from zenith_tune.record.restored_preset import study_calibration
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial_log import without_escapes
 from zenith_tune.units import format_value
@@ -96,10 +101,13 @@ def from_named_study(
         "best": best_as_json(view.study),
         "baseline": baseline,
         "gain": view.study.gain,
+        "is_within_noise": view.study.is_within_noise,
         "trials": [trial_as_json(trial) for trial in view.study.trials],
         "search": {"memory_limit_bytes": view.study.memory_limit_bytes},
     }
-    return _diagnosed(study, Path(name), hints)
+    folder = view.folder if view.folder is not None and view.folder.is_dir() else Path(name)
+    run = _diagnosed(study, folder, hints)
+    return replace(run, what=run.what.replace(str(folder), name))
 
 
 def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
@@ -112,6 +120,9 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | Unp
     place = folder.absolute() if folder.is_dir() else folder
     with chdir(here or "."):
         run = _diagnosed_in_place(study, place, hints)
+    if isinstance(run, DiagnosedRun) and (faster := run.origin.faster) is not None:
+        shown = replace(faster, command=faster.command.replace(str(place), str(folder)))
+        run = replace(run, origin=replace(run.origin, faster=shown))
     return replace(run, what=run.what.replace(str(place), str(folder)))
 
 
@@ -159,8 +170,26 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         tried=tried_layouts(preset, command, points, but=run.layout),
         memory_limit_bytes=_memory_limit(study),
         tries=preset.tries,
+        faster=_faster(study, trial, folder, preset),
     )
-    return replace(run, measured=measured, origin=origin, what=what)
+    return replace(run, measured=measured, origin=origin, what=what, calibration=study_calibration(folder))
+
+
+def _faster(study: Json, trial: Json, folder: Path, preset: CompletePreset) -> FasterRun | None:
+    """Return the fastest run of a study, where it is faster than a trial that it does not repeat."""
+    fastest = next(iter(_went_well(study)), trial)
+    numbers = {fastest.get("number"), *(fastest.get("reruns") or ())}
+    if trial.get(BATCH) != fastest.get(BATCH):  # their steps are not of the same work
+        return None
+    step_s, its_step_s = positive(trial.get("step_s")), positive(fastest.get("step_s"))
+    if trial.get("number") in numbers or (trial.get("is_baseline") and fastest.get("is_baseline")):
+        return None
+    if step_s is None or its_step_s is None or its_step_s >= step_s:
+        return None
+    script = folder / BEST_COMMAND
+    label = "as it is" if fastest.get("is_baseline") else preset.label(_point(fastest))
+    start = f"bash {shlex.quote(str(script))}" if script.is_file() and not fastest.get("is_baseline") else ""
+    return FasterRun(name=_name(fastest), label=label, step_s=its_step_s, command=start)
 
 
 def _failed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
@@ -231,12 +260,15 @@ def _informative_trial(study: Json) -> Json | None:
     if (asked := study.get(ASKED)) is not None:
         return asked if asked.get("outcome") in ("ok", "oom") else None
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
-    base, best = study.get("baseline"), study.get("best")
-    gain = study.get("gain")
+    failed = [each for each in trials if each.get("outcome") == "oom"]
+    return next(iter([*_went_well(study), *failed]), None)
+
+
+def _went_well(study: Json) -> list[Json]:
+    """Return the user's own command and the best trial as far as they went well, the one to use first."""
+    base, best, gain = study.get("baseline"), study.get("best"), study.get("gain")
     limit = _memory_limit(study) or math.inf
     is_over = isinstance(base, dict) and (positive(base.get("peak_memory_bytes")) or 0.0) > limit
-    is_slower = isinstance(gain, int | float) and gain < 0 and not is_over
-    candidates = [base, best] if is_slower else [best, base]
-    well = [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]
-    failed = [each for each in trials if each.get("outcome") == "oom"]
-    return next(iter([*well, *failed]), None)
+    is_no_gain = isinstance(gain, int | float) and (gain < 0 or bool(study.get("is_within_noise")))
+    candidates = [base, best] if is_no_gain and not is_over else [best, base]
+    return [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]

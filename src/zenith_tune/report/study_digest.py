@@ -167,11 +167,17 @@ class StudyDigest:
             shown: Json | None = None
             if preset.planner is not None:
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
-                    lines = study_diagnosis(preset.preset, view.header.command, view.study) if preset.preset else []
+                    lines = _diagnosis(preset, view)
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})
         return self._best[1]
+
+
+def _diagnosis(preset: RestoredPreset, view: StudyView) -> list[str]:
+    if preset.preset is None or preset.planner is None:
+        return []
+    return study_diagnosis(preset.preset, view.header.command, view.study, preset.planner.calibration)
 
 
 def _about(view: StudyView, preset: RestoredPreset) -> Json:
