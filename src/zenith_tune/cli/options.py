@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,13 @@ def _words(option: click.Option, value: Any) -> list[str]:
     if option.is_flag:
         return [(option.opts if value else option.secondary_opts)[0]]
     return [word for each in (value if option.multiple else [value]) for word in (option.opts[0], each)]
+
+
+def require(options: Options, names: Iterable[str]) -> None:
+    """Refuse a command that lacks some of the options which it needs; all are named at once."""
+    missing = [f"--{name.replace('_', '-')}" for name in names if options[name] is None]
+    if missing:
+        raise UsageError(f"missing option{'s' * (len(missing) > 1)} {', '.join(missing)}", hint="give a value to each")
 
 
 def refuse_others(taken: Container[str], why: str) -> None:

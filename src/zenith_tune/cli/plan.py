@@ -29,6 +29,7 @@ from zenith_tune.cli.options import (
     refuse_costs,
     refuse_file,
     refuse_others,
+    require,
     risk_option,
     topology_option,
     write_file,
@@ -196,12 +197,10 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
         raise UsageError("--html is a page of all layouts and --explain about one", hint="leave one of them out")
     refuse_file(options["html"], "--html")
     if command:
-        hint = "give --probe K, leave the command out, or plan by zenithtune optimize --dry-run -- COMMAND"
-        raise UsageError("a training command is what --probe runs", hint=hint)
-    for name in OF_THE_JOB:
-        is_known = (options["module"] and name in OF_A_MODULE) or (options["compare"] and name == "cluster")
-        if options[name] is None and not is_known:
-            raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
+        hint = "plan a command by zenithtune optimize --dry-run -- COMMAND, or give --probe K"
+        raise UsageError("plan takes a training command only with --probe", hint=hint)
+    known = {*(OF_A_MODULE if options["module"] else ()), *(("cluster",) if options["compare"] else ())}
+    require(options, [name for name in OF_THE_JOB if name not in known])
     if options["compare"] is not None:
         return _compare(options)
     request = read_options(options)

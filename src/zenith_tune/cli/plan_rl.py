@@ -6,7 +6,7 @@ import click
 from click.core import ParameterSource
 from click.decorators import FC
 
-from zenith_tune.cli.options import COUNT, RL, SEQUENCE, Options, echo_json, grouped_option, refuse_others
+from zenith_tune.cli.options import COUNT, RL, SEQUENCE, Options, echo_json, grouped_option, refuse_others, require
 from zenith_tune.errors import UsageError
 
 ALGORITHMS = ("grpo", "dapo", "ppo")
@@ -42,9 +42,7 @@ def rl_options(command: FC) -> FC:
 def run_rl(options: Options) -> int:
     """Print the placements of a step, the fastest first."""
     refuse_others(PLANNED, "--rl plans steps that generate and train")
-    for name in ("model", "cluster", *OF_A_STEP):
-        if options[name] is None:
-            raise click.MissingParameter(param_hint=f"'--{name.replace('_', '-')}'", param_type="option")
+    require(options, ("model", "cluster", *OF_A_STEP))
     # Not before: a mistake is reported without the planner.
     from zenith_tune.api.plan_rl import plan_rl
 

@@ -32,7 +32,7 @@ from zenith_tune.doctor.logged_run import from_log, log_causes, positive, read_b
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
 from zenith_tune.evaluators.base import BATCH
 from zenith_tune.presets.parts import CompletePreset
-from zenith_tune.record.folder import BEST_COMMAND
+from zenith_tune.record.folder import BEST_COMMAND, DATABASE_NAME
 from zenith_tune.record.restored_preset import study_calibration
 from zenith_tune.study.files import Json, TrialFolder
 from zenith_tune.study.trial_log import without_escapes
@@ -51,10 +51,17 @@ def find_run(
     The log of a trial is read with what its study knows.
     """
     if target is None:
-        if command is None:
-            hint = "give a study's name or folder, a log, or your command after --"
-            raise UsageError("the doctor needs a run", hint=hint)
-        return from_command(command, hints)
+        if command is not None:
+            return from_command(command, hints)
+        try:
+            return from_named_study(None, hints, db=db, output_dir=output_dir)
+        except StudyError:
+            if output_dir is not None or db is not None:
+                raise
+        hint = "give a study's name or folder, a log, or your command after --"
+        raise UsageError("the doctor needs a run", hint=hint)
+    if (target / DATABASE_NAME).is_file() and command is None:
+        return from_named_study(str(target), hints, db=db, output_dir=output_dir)
     if target.is_dir() or target.name == STUDY_FILE:
         if command is not None:
             raise UsageError("a study knows the command that it tuned", hint="leave -- COMMAND out")
@@ -85,13 +92,14 @@ def _logged_trial(log: Path) -> tuple[Json, Path] | None:
 
 
 def from_named_study(
-    name: str, hints: RunHints, *, db: str | None, output_dir: Path | None
+    name: str | None, hints: RunHints, *, db: str | None, output_dir: Path | None
 ) -> DiagnosedRun | UnplannedRun:
-    """Read a study of a database by its name, as far as it has come."""
+    """Read a study of a database by its name, as far as it has come; without one it is the study begun last."""
     from zenith_tune.record.export import best_as_json, trial_as_json
     from zenith_tune.record.source import find_study
 
     view = find_study(name, db=db, output_dir=output_dir).view()
+    shown = view.name if name is None or Path(name).is_dir() else name
     baseline = trial_as_json(view.baseline) if view.baseline else None
     study = {
         "command": view.header.command,
@@ -105,9 +113,9 @@ def from_named_study(
         "trials": [trial_as_json(trial) for trial in view.study.trials],
         "search": {"memory_limit_bytes": view.study.memory_limit_bytes},
     }
-    folder = view.folder if view.folder is not None and view.folder.is_dir() else Path(name)
+    folder = view.folder if view.folder is not None and view.folder.is_dir() else Path(shown)
     run = _diagnosed(study, folder, hints)
-    return replace(run, what=run.what.replace(str(folder), name))
+    return replace(run, what=run.what.replace(str(folder), shown))
 
 
 def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:

@@ -85,7 +85,7 @@ class TerminalReporter(ConsoleReporter):
         self._own_label = plan.own_label
         if plan.study.runs:
             self.noted(f"resumed: {plan.study.what_ran} kept")
-            for trial in plan.study.runs:
+            for trial in sorted(plan.study.runs, key=lambda trial: trial.number):
                 label = YOUR_COMMAND + trial.mark if trial.is_baseline else self.labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
         self._start_live()
