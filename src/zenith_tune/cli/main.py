@@ -114,9 +114,11 @@ def _explain(error: Exception) -> tuple[str, int]:
             hint = f"Did you mean {' or '.join(error.possibilities)}? {hint}"
         return f"No such option {error.option_name!r}. {hint}", 2
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
-        needed = [each for each in error.ctx.command.params if each.required and each.name not in error.ctx.params]
-        names = [each.human_readable_name if isinstance(each, click.Argument) else each.opts[-1] for each in needed]
-        return f"Missing {', '.join(names)}. zenithtune {error.ctx.command.name} --help shows how to give it.", 2
+        from zenith_tune.cli.options import missing
+
+        lacking = [each for each in error.ctx.command.params if each.required and each.name not in error.ctx.params]
+        arguments = [each.human_readable_name for each in lacking if isinstance(each, click.Argument)]
+        return missing([each.opts[-1] for each in lacking if isinstance(each, click.Option)], arguments), 2
     if isinstance(error, click.UsageError):
         return error.format_message(), 2
     if isinstance(error, UsageError):

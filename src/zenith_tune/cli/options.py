@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,11 +113,21 @@ def _words(option: click.Option, value: Any) -> list[str]:
     return [word for each in (value if option.multiple else [value]) for word in (option.opts[0], each)]
 
 
+def missing(options: Sequence[str], arguments: Sequence[str] = ()) -> str:
+    """Name all that a command lacks.
+
+    >>> missing(["--gbs", "--seq"])
+    "Missing options '--gbs', '--seq'."
+    """
+    kinds = (("option", options), ("argument", arguments))
+    named = [f"{kind}{'s' * (len(names) > 1)} {', '.join(map(repr, names))}" for kind, names in kinds if names]
+    return f"Missing {' and '.join(named)}."
+
+
 def require(options: Options, names: Iterable[str]) -> None:
-    """Refuse a command that lacks some of the options which it needs; all are named at once."""
-    missing = [f"--{name.replace('_', '-')}" for name in names if options[name] is None]
-    if missing:
-        raise UsageError(f"missing option{'s' * (len(missing) > 1)} {', '.join(missing)}", hint="give a value to each")
+    """Refuse a command that lacks some of the options which it needs."""
+    if lacking := [f"--{name.replace('_', '-')}" for name in names if options[name] is None]:
+        raise click.UsageError(missing(lacking))
 
 
 def refuse_others(taken: Container[str], why: str) -> None:
