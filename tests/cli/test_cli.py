@@ -269,4 +269,6 @@ def test_help_lists_common_options_by_group_and_help_all_lists_all() -> None:
 def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> None:
     given = ("--dry-run", "--evaluator", "duration", "--space", "x=1,2,3")
     done = zenithtune("optimize", *given, "--", "python", "train.py", "--x", "2")
-    assert re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE) == ["your", "x=1", "x=3"], done.stdout + done.stderr
+    assert re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE) == ["your", "x=1", "x=3"], (
+        done.stdout + done.stderr
+    )

@@ -16,7 +16,7 @@ from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.command_diff import command_diff
 from zenith_tune.shell.launchers import EVALUATED
-from zenith_tune.shell.scripts.opened import changed_script, with_text_closed
+from zenith_tune.shell.scripts.opened import changed_script, with_script, with_text_closed
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.study.files import Json, write_atomically, write_json
 from zenith_tune.study.study import Study
@@ -86,14 +86,16 @@ def export(
     if best_command is not None:
         start = f"cd {shlex.quote(header.working_folder)} || exit\n" if header.working_folder else ""
         change = changed_script(header.command, best_command)
+        readable = with_text_closed(best_command)
         if change is not None:
             about = f"# {change.path} with {folder.best_diff.name} applied\n"
+            readable = with_script(best_command, change)
+            readable = mask(readable, find_secrets(readable))
         elif diff := command_diff(header.command, best_command) if EVALUATED in header.command else []:
             about = "".join(f"# {line}\n" for line in ("Your target, with its training command changed:", *diff))
         else:
             about = ""
-        written = f"#!/usr/bin/env bash\n{about}{start}{with_text_closed(best_command)}\n"
-        write_atomically(folder.best_command, written)
+        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{readable}\n")
         if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
 

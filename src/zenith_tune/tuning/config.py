@@ -268,7 +268,8 @@ class StudyConfig:
     @property
     def title(self) -> str:
         """The job in one line: its script, and what the preset reads of it."""
-        script = next((Path(word).name for word in self.masked_command.split() if SCRIPT.search(word)), None)
+        words = self.masked_command.partition(f"{EVALUATED}")[2].split()[1:] or self.masked_command.split()
+        script = next((Path(word).name for word in words if SCRIPT.search(word)), None)
         name = script or (self.line.program or self.preset_name).rpartition("/")[2]
         job = self.preset.describe_job(self.masked_command)
         return f"{name}: {job or f'preset {self.preset_name}'}"

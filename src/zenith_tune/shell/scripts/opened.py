@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import shlex
@@ -54,8 +55,10 @@ RECIPE_LINE = (
     'exec {shell} "${{@:1:$#-1}}" "$new"'
 )
 """What runs a line of a recipe, with the training command taken from its argument."""
+OPENED = "zenithtune_command=$1"
+"""The begin of the text of a script whose training command is an argument."""
 OF_A_TEXT = re.compile(r"-[a-z]*c")
-TAKEN_OUT = "zenithtune_command=$1 zenithtune_text=1"
+TAKEN_OUT = f"{OPENED} zenithtune_text=1"
 TAKEN_OUT_OF_ALL = f"{TAKEN_OUT} zenithtune_all=1"
 """The begin of a text of which the training command was taken out: that of a shell's `-c`, or a whole command."""
 NAMED = re.compile(r"\$\{?#?([A-Za-z_]\w*|[0-9@*#])", re.ASCII)
@@ -128,7 +131,7 @@ def _with_script_opened(command: str) -> str:
         raise CommandError(f"{script.value} must be a script of at most {MOST_CHARACTERS:,} characters, to be changed")
     body, line = _taken_out(command, script.value, text)
     given = " ".join(text_of(target.text, word) for word in arguments)
-    prefix = f"zenithtune_command=$1; set -- {given}".rstrip() + "\n"
+    prefix = f"{OPENED}; set -- {given}".rstrip() + "\n"
     opened = f"-c {shlex.quote(prefix + OWN_PLACE.sub('$0', body))} {text_of(target.text, script)} {shlex.quote(line)}"
     before = _name(target.words[target.first - 2].value) if target.first > 1 else ""
     shell = "" if before in SHELLS or before.startswith("-") else f"{_shell_of(text)} "
@@ -226,6 +229,23 @@ def changed_script(own: str, changed: str) -> ScriptChange | None:
         return None
     after = apply_splices(text, list(_changes(text, written, new)))
     return ScriptChange(path, text, after) if after != text else None
+
+
+def with_script(changed: str, script: ScriptChange) -> str:
+    """Return a command of an opened script as one that runs the changed script's text, as the user would read it."""
+    words = ParsedCommand.of(changed).commands[0].words
+    at = next((place for place, word in enumerate(words) if word.value.startswith(OPENED)), None)
+    if at is None or len(words) < at + 3:
+        return changed
+    body = OWN_PLACE.sub("$0", script.after).rstrip("\n")
+    end = next(name for name in _names_besides("SCRIPT") if name not in body.splitlines())
+    given = words[at].value.partition("\n")[0].partition("set --")[2].strip()
+    text = f"\"$(cat <<'{end}'\n{body}\n{end}\n)\" {text_of(changed, words[at + 1])} {given}".rstrip()
+    return f"{changed[: words[at].start]}{text}{changed[words[at + 2].end :]}"
+
+
+def _names_besides(name: str) -> Iterator[str]:
+    return (name + "_" * number for number in itertools.count())
 
 
 def _changes(text: str, written: Sequence[tuple[Word, list[str]]], new: list[str]) -> Iterator[Splice]:
