@@ -86,18 +86,25 @@ def export(
     if best_command is not None:
         start = f"cd {shlex.quote(header.working_folder)} || exit\n" if header.working_folder else ""
         change = changed_script(header.command, best_command)
-        readable = with_text_closed(best_command)
         if change is not None:
             about = f"# {change.path} with {folder.best_diff.name} applied\n"
-            readable = with_script(best_command, change)
-            readable = mask(readable, find_secrets(readable))
         elif diff := command_diff(header.command, best_command) if EVALUATED in header.command else []:
             about = "".join(f"# {line}\n" for line in ("Your target, with its training command changed:", *diff))
         else:
             about = ""
-        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{readable}\n")
+        write_atomically(
+            folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{command_to_copy(header.command, best_command)}\n"
+        )
         if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
+
+
+def command_to_copy(own: str, best: str) -> str:
+    """Return the best command as its user would write it: of a script that was opened, the script's changed text."""
+    if (change := changed_script(own, best)) is None:
+        return with_text_closed(best)
+    readable = with_script(best, change)
+    return mask(readable, find_secrets(readable))
 
 
 def study_as_json(

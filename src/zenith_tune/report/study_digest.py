@@ -12,7 +12,7 @@ from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
 from zenith_tune.evaluators.failures.failures import reported_capacity
 from zenith_tune.planner.plan import PlannedLayout
-from zenith_tune.record.export import batch_note
+from zenith_tune.record.export import batch_note, command_to_copy
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
@@ -225,7 +225,7 @@ def _outcome(view: StudyView) -> Json:
         "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
         "num_pruned": view.num_pruned,
         "num_repeated": view.num_repeated,
-        "best_command": view.best_command,
+        "best_command": command_to_copy(view.header.command, view.best_command) if view.best_command else None,
     }
 
 

@@ -182,7 +182,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         is_confirmed=is_confirmed,
         is_clear=study.is_clear and not is_confirmed,
         confirmed_on=confirmed_on,
-        ties=ties,
+        ties=() if study.is_within_noise else ties,
         memory_share=memory_share,
         safer=safer,
         pays_after_hours=job_s / gain / 3600 if is_faster else None,
@@ -271,7 +271,7 @@ def _phases(study: Study, speedup: float) -> str:
         f"{' + '.join(gain.levers)} {gain.speedup:.2f}x{' with other numerics' * gain.numerics}"
         for gain in study.lever_gains
     )
-    return f", of which the layout gives {speedup / levers:.2f}x and levers {levers:.2f}x ({', '.join(each)})"
+    return f", of which the layout gives {speedup / levers:.2f}x and performance settings {levers:.2f}x ({', '.join(each)})"
 
 
 def _memory(share: float | None, safer: Safer | None) -> str:

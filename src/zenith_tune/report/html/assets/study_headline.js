@@ -124,8 +124,9 @@ function costTile(data) {
   const { gpu_hours, cost } = data.standing;
   const trials = data.trials.filter((trial) => !trial.is_baseline && trial.rerun_of === null).length;
   const seconds = data.started_s ? format.seconds((data.ended_s || data.now_s) - data.started_s) : "";
+  const again = data.trials.filter((trial) => trial.rerun_of !== null).length;
   const counts = [
-    format.count(trials, "trial"),
+    format.count(trials, "trial") + (again ? ` and ${format.count(again, "repeated run")}` : ""),
     data.num_failed ? `${data.num_failed} failed` : "",
     data.num_cancelled ? `${data.num_cancelled} cancelled` : "",
     data.num_pruned ? `${data.num_pruned} points pruned` : "",

@@ -134,7 +134,7 @@ function gainsPlot(data, width) {
   });
   return {
     body: figure("gains", chart, {
-      caption: `${data.unit || "Value"}: what the layout brought, then each group of levers that was kept.`,
+      caption: `${data.unit || "Value"}: what the layout brought, then each group of performance settings that was kept.`,
       columns: ["step", "factor or value", data.unit || "value"],
       rows: () => rows.map((row) => [row.name, row.text, format.value(row.to)]),
     }),
