@@ -271,7 +271,8 @@ def _phases(study: Study, speedup: float) -> str:
         f"{' + '.join(gain.levers)} {gain.speedup:.2f}x{' with other numerics' * gain.numerics}"
         for gain in study.lever_gains
     )
-    return f", of which the layout gives {speedup / levers:.2f}x and performance settings {levers:.2f}x ({', '.join(each)})"
+    layout = f", of which the layout gives {speedup / levers:.2f}x"
+    return f"{layout} and performance settings {levers:.2f}x ({', '.join(each)})"
 
 
 def _memory(share: float | None, safer: Safer | None) -> str:

@@ -56,7 +56,7 @@ function whenPlot(data, width, redraw) {
       [...tellOf(data, trial), `ran ${format.seconds(to - from)}${trial.host ? ` on ${trial.host}` : ""}`],
       trial.number,
     );
-    const name = trial.is_baseline ? "yours" : String(trial.number);
+    const name = trial.name;
     if (end - x > 7 * name.length + 8 && tall >= 14)
       chart.add(
         svg(
