@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from zenith_tune import __version__
-from zenith_tune.errors import MissingPackageError, SystemFaultError, UsageError
+from zenith_tune.errors import MissingPackageError, SystemFaultError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -36,6 +36,13 @@ class ZenithTune(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *self._module_of, *_packaged_commands().names})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownNameError("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         path = self._module_of.get(cmd_name)
