@@ -88,7 +88,7 @@ def test_json_has_every_phase(plan: Plan) -> None:
         (("--prompts", "8"), "--prompts belongs to --rl"),
         (("--behind", "0", "--gbs", "8", "--seq", "8"), "--behind belongs to --rl"),
         (("--rl", "grpo", *OPTIONS, "--gbs", "8"), "of which --gbs is no part"),
-        (("--rl", "grpo", "--prompts", "8"), "Missing option '--group'"),
+        (("--rl", "grpo", "--prompts", "8"), "Missing options '--group', '--prompt-len', '--response-len'"),
         (("--rl", "grpo", *OPTIONS, "--updates", "7"), "7 updates of a step must divide its 512 answers"),
     ],
 )
