@@ -41,9 +41,9 @@ from layoutbench.predict import (
     write_rows,
 )
 from layoutbench.runner import TunerError
+from zenith_calibration.calibrate.framework_fits import families_of
+from zenith_calibration.calibrate.measured_rows import read_measured
 from zenith_tune import __version__
-from zenith_tune.calibrate.holdout import families_of
-from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
 from zenith_tune.calibrate.memory_fit import MEASURED_ON, layout_columns
 from zenith_tune.calibrate.memory_fit import usable as states_memory

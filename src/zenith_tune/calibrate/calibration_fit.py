@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zenith_tune.calibrate.holdout import FEW, families_of, held_out_steps, step_errors
+from zenith_tune.calibrate.holdout import FEW, held_out_steps, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.memory_fit import fit_memory
 from zenith_tune.calibrate.memory_fit import usable as usable_memory
@@ -26,29 +26,6 @@ LEAST_RUNS = 3
 """Least number of runs to fit time to."""
 LEAST_MEMORY_RUNS = 5
 """Least number of runs to fit three memory coefficients and a spread to."""
-LEAST_MOVE = 0.01
-"""Least logarithmic change of a coefficient that is reported."""
-FALLBACK = "megatron"
-"""The framework whose speed is used for others with too few runs."""
-LEAST_LANDSCAPES = 2
-"""Least number of landscapes of which one can be left out."""
-MAX_SOURCES = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A coefficient before and after a fit."""
-
-    name: str
-    before: float
-    after: float
-
-    @property
-    def shift(self) -> float:
-        """Absolute logarithmic change."""
-        if self.before <= 0 or self.after <= 0:
-            return math.inf if self.before != self.after else 0.0
-        return abs(math.log(self.after / self.before))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +54,6 @@ class CalibrationFit:
         """Ends of the 90% interval of measured over predicted step time, minus 1."""
         low, high = self.calibration.time.interval
         return math.expm1(low), math.expm1(high)
-
-    @property
-    def moved(self) -> list[Move]:
-        """The coefficients that the data changed, the largest change first."""
-        after = asdict(self.calibration.time.coefficients)
-        moves = [Move(name=name, before=old, after=after[name]) for name, old in asdict(self.before).items()]
-        return sorted((move for move in moves if move.shift > LEAST_MOVE), key=lambda move: -move.shift)
 
 
 def fit_calibration(
@@ -169,48 +139,3 @@ def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:
     problem = f"a calibration of {framework} must have at least {LEAST_RUNS} runs that state their speed"
     got = f"{count} (left out: {why})" if why else str(count)
     return UsageError(f"{problem}, but got {got}", hint="give more runs, or another --framework")
-
-
-def calibrate_all(runs: Sequence[MeasuredRun], *, date: str) -> Iterator[CalibrationFit]:
-    """Fit every framework from scratch, beginning with the one that others fall back to."""
-    trusted = {
-        family.name
-        for family, members in families_of(list(runs))
-        if family.fitted and len({run.landscape for run in members}) >= LEAST_LANDSCAPES
-    }
-    if FALLBACK not in trusted:
-        raise UsageError(f"--all needs runs of {FALLBACK}, whose speed others fall back to, but there are too few")
-    first = _fit_one(runs, FALLBACK, date)
-    yield first
-    counts = Counter(run.framework for run in runs if run.memory_bytes and usable_memory(run))
-    with_memory = {name for name, count in counts.items() if count >= LEAST_MEMORY_RUNS}
-    for name in sorted((trusted | with_memory) - {FALLBACK}):
-        fit = _fit_one(runs, name, date)
-        if family_of(name).name not in trusted:
-            calibration = replace(fit.calibration, time=replace(first.calibration.time, sources={}))
-            fit = replace(fit, calibration=calibration, before=first.before, num_time_runs=0, residuals=np.empty(0))
-        yield fit
-
-
-def most_measured(runs: Sequence[MeasuredRun]) -> str:
-    """Return the family of frameworks with the most usable runs."""
-    sizes = {family.name: len(members) for family, members in families_of(list(runs)) if family.fitted}
-    if not sizes:
-        found = Counter(unusable(run) or f"no family for {run.framework}" for run in runs).most_common(3)
-        reasons = "; ".join(f"{count} of them: {reason}" for reason, count in found)
-        problem = f"a calibration needs runs that state their speed, model and layout, but none of {len(runs)} does"
-        raise UsageError(f"{problem} ({reasons})", hint="give other rows")
-    return max(sizes, key=lambda name: sizes[name])
-
-
-def sources_of(runs: Sequence[MeasuredRun], framework: str) -> str:
-    """Return where the runs of a framework come from, in one line."""
-    members = family_of(load_framework(framework).name).frameworks
-    used = [run for run in runs if run.framework in members and (unusable(run) is None or usable_memory(run))]
-    sources = [name for name, _ in Counter(run.source for run in used if run.step_s or run.memory_bytes).most_common()]
-    rest = len(sources) - MAX_SOURCES
-    return ", ".join(sources[:MAX_SOURCES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _fit_one(runs: Sequence[MeasuredRun], framework: str, date: str) -> CalibrationFit:
-    return fit_calibration(runs, framework=framework, origin=sources_of(runs, framework), date=date)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.robust_fit import folds
-from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import TimeFit, unusable
+from zenith_tune.calibrate.time_fit import TimeFit
 from zenith_tune.estimates.calibration import ERROR_SOURCES, TimeCalibration
 from zenith_tune.estimates.time import TimeEstimate
 from zenith_tune.estimates.workload import FloatArray
@@ -21,15 +18,6 @@ TAIL = 0.05
 """Share of measurements that a 90% interval leaves out at each end."""
 FEW = 20
 """Number of held-out residuals below which the interval is widened."""
-
-
-def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[MeasuredRun]]]:
-    """Yield every family with its usable runs."""
-    families = {family_of(run.framework).name: family_of(run.framework) for run in runs}
-    for family in families.values():
-        members = [run for run in runs if run.framework in family.frameworks and unusable(run) is None]
-        if members:
-            yield family, members
 
 
 @dataclass(frozen=True, slots=True)
