@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.calibrate.made_runs import LARGE, a_run, layouts, made_runs, timed
-from tests.calibrate.test_calibration_fit import named
-from tests.calibrate.test_memory_fit import measured_as
 from tests.calibrate.test_time_fit import TRUTH
+from tests.calibration.calibrate.test_calibration_fit import named
+from tests.calibration.calibrate.test_memory_fit import measured_as
 from tests.mentions import mentions
 from zenith_calibration.calibrate.framework_fits import calibrate_all, most_measured, sources_of
 from zenith_tune.errors import UsageError

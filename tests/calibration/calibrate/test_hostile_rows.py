@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.calibration.calibrate.rows import LLAMA, read, table
 from tests.mentions import mentions
 from tests.thoroughness import examples
+from zenith_calibration.calibrate.calibration_fit import fit_calibration
 from zenith_calibration.calibrate.measured_rows import read_measured
-from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError
 

@@ -14,7 +14,7 @@ from zenith_tune.cli.options import COUNT, PRECISIONS, Options, debug_option, ec
 from zenith_tune.errors import UsageError
 
 if TYPE_CHECKING:
-    from zenith_tune.calibrate.calibration_fit import CalibrationFit
+    from zenith_calibration.calibrate.calibration_fit import CalibrationFit
     from zenith_tune.calibrate.measured_run import MeasuredRun
 
 OF_A_STUDY = ("model", "cluster", "seq")
@@ -117,9 +117,9 @@ def _refuse_output(path: Path, *, is_folder: bool) -> None:
 
 def _fits(options: Options) -> Iterator[CalibrationFit]:
     framework, runs = _runs(options)
+    from zenith_calibration.calibrate.calibration_fit import fit_calibration
     from zenith_calibration.calibrate.framework_fits import calibrate_all, most_measured, sources_of
     from zenith_tune.calibrate.calibration_file import default_calibration
-    from zenith_tune.calibrate.calibration_fit import fit_calibration
 
     today = datetime.now(UTC).date().isoformat()
     if options["fit_all"]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from zenith_tune.calibrate.calibration_fit import LEAST_MEMORY_RUNS, CalibrationFit, fit_calibration
+from zenith_calibration.calibrate.calibration_fit import LEAST_MEMORY_RUNS, CalibrationFit, fit_calibration
+from zenith_calibration.calibrate.memory_fit import usable as usable_memory
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import usable as usable_memory
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.describe.framework_spec import load_framework

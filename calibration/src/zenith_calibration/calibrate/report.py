@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from zenith_tune.calibrate.calibration_fit import CalibrationFit
+from zenith_calibration.calibrate.calibration_fit import CalibrationFit
 from zenith_tune.units import count, format_gain
 
 MAX_MOVES, MAX_REASONS = 8, 6

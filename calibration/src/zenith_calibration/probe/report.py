@@ -10,7 +10,7 @@ from rich.table import Table
 
 from zenith_calibration.calibrate.probed_runs import FILE_NAME
 from zenith_calibration.probe.probed_layout import MEASURED, ProbedLayout, ProbedStage, ranked
-from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
+from zenith_tune.calibrate.holdout import LEAST_RUNS
 from zenith_tune.describe.gpu_catalog import match_gpu
 from zenith_tune.planner.plan import CAUSES, PlannedLayout
 from zenith_tune.units import GIB, format_gain, format_seconds

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.estimates.memory_cases import llama
+from zenith_calibration.calibrate.memory_fit import MemoryRows, fit_memory, layout_columns, shortest_half, usable
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, layout_columns, shortest_half, usable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.estimates.calibration import MemoryCoefficients
 from zenith_tune.layouts.layout_batch import RECOMPUTE_NONE, RECOMPUTE_UNIFORM

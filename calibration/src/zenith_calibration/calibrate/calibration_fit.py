@@ -1,4 +1,4 @@
-"""Calibrations fitted to measured runs of one framework or of all, with their errors."""
+"""A calibration fitted to the measured runs of a framework, with its errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zenith_tune.calibrate.holdout import FEW, held_out_steps, step_errors
+from zenith_calibration.calibrate.memory_fit import fit_memory
+from zenith_calibration.calibrate.memory_fit import usable as usable_memory
+from zenith_tune.calibrate.holdout import LEAST_RUNS, fit_time
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import fit_memory
-from zenith_tune.calibrate.memory_fit import usable as usable_memory
-from zenith_tune.calibrate.robust_fit import folds, is_one_place
-from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import RELEASE, RunTable, TimeFit, unusable, with_default_batch
+from zenith_tune.calibrate.time_family import family_of
+from zenith_tune.calibrate.time_fit import RELEASE, unusable_by, with_default_batch
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import is_narrow
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import Calibration, TimeCalibration, TimeCoefficients
 from zenith_tune.estimates.workload import FloatArray
 
-LEAST_RUNS = 3
-"""Least number of runs to fit time to."""
 LEAST_MEMORY_RUNS = 5
 """Least number of runs to fit three memory coefficients and a spread to."""
 
@@ -62,7 +59,7 @@ def fit_calibration(
     """Fit the calibration of a framework to its runs among `runs`, refining `start` where it is given."""
     name = load_framework(framework).name
     family = family_of(name)
-    reasons = [_reason(run, family) for run in runs]
+    reasons = [unusable_by(family, run) for run in runs]
     states_memory = [run.framework == name and _states_memory(run) for run in runs]
     timed = [with_default_batch(run) for run, reason in zip(runs, reasons, strict=True) if reason is None]
     memory_runs = [run for run, states in zip(runs, states_memory, strict=True) if states]
@@ -84,34 +81,19 @@ def fit_calibration(
         num_memory_runs=len(memory_runs) if has_memory else 0,
         left_out=Counter(filter(None, reasons)),
     )
-    return _with_time(fit, family, timed, refines=start is not None) if len(timed) >= LEAST_RUNS else fit
-
-
-def _with_time(fit: CalibrationFit, family: TimeFamily, runs: list[MeasuredRun], *, refines: bool) -> CalibrationFit:
-    framework, before = load_framework(family.name), fit.calibration.time
-    table = RunTable.of(runs, framework)
-    time_fit = TimeFit(family, table, framework, start=before)
-    held = held_out_steps(time_fit, folds(table.landscapes))
-    residuals, errors = held.residuals, step_errors(held, len(set(table.landscapes)))
-    # A few runs move a known interval only part of the way.
-    share = min(len(residuals) / FEW, 1.0) if refines else 1.0
-    low, high = (share * own + (1 - share) * old for own, old in zip(errors.interval, before.interval, strict=True))
-    fitted = time_fit.calibration(time_fit.fit())
-    time = replace(
-        fitted,
-        interval=(low, high),
-        error_sds=errors.error_sds,
-        sources=before.sources if refines else sources_by_gpu(runs),
-        num_own=before.num_own + len(runs) if refines else 0,
-        source_sds=before.source_sds,
-    )
+    if len(timed) < LEAST_RUNS:
+        return fit
+    time, residuals = fit_time(timed, family, known.time, refines=start is not None)
+    places = {run.landscape for run in timed}
     return replace(
         fit,
-        calibration=replace(fit.calibration, time=time),
-        num_time_runs=len(runs),
-        num_landscapes=len(set(table.landscapes)),
+        calibration=replace(
+            fit.calibration, time=time if start is not None else replace(time, sources=sources_by_gpu(timed))
+        ),
+        num_time_runs=len(timed),
+        num_landscapes=len(places),
         residuals=residuals,
-        held_out="run" if is_one_place(table.landscapes) else "landscape",
+        held_out="run" if len(places) == 1 else "landscape",
     )
 
 
@@ -124,14 +106,6 @@ def _states_memory(run: MeasuredRun) -> bool:
     # The allocator reserves more than is in use, by an amount that depends on the run.
     allocated = bool(run.memory_bytes) and run.memory_kind != "reserved"
     return allocated and usable_memory(run) and not is_narrow(run.precision)
-
-
-def _reason(run: MeasuredRun, family: TimeFamily) -> str | None:
-    if run.framework not in family.frameworks:
-        return f"of another framework: {run.framework}"
-    if not family.fitted:
-        return f"speed of {run.framework} is not fitted"
-    return unusable(with_default_batch(run))
 
 
 def _too_few(framework: str, count: int, left_out: Counter[str]) -> UsageError:

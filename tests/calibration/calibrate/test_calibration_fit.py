@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.calibrate.made_runs import MIDDLE, SMALL, a_run, layouts, made_runs, timed
-from tests.calibrate.test_memory_fit import measured_as
 from tests.calibrate.test_time_fit import TRUTH
+from tests.calibration.calibrate.test_memory_fit import measured_as
 from tests.mentions import mentions
+from zenith_calibration.calibrate.calibration_fit import fit_calibration
 from zenith_calibration.calibrate.report import moves
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.calibration_fit import fit_calibration
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import Calibration, MemoryCoefficients, TimeCalibration
