@@ -24,7 +24,6 @@ from zenith_tune.units import count
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
-    from zenith_tune.estimates.calibration import Calibration
     from zenith_tune.planner.cost import TrainingCost
     from zenith_tune.planner.plan import PlannedLayout
 
@@ -257,13 +256,6 @@ def pairs(options: Options, *examples: str) -> dict[str, str]:
     found = parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
     stated = [name for name in JOB_OPTIONS if options.get(name) is not None]
     return found | {OF_THE_JOB[name]: str(options[name]) for name in stated}
-
-
-def calibration_of(options: Options) -> Calibration | None:
-    """Return the calibration in the file of --calibration."""
-    from zenith_tune.calibrate.calibration_file import load_calibration
-
-    return load_calibration(options["calibration"]) if options["calibration"] else None
 
 
 def linked(cluster: ClusterSpec, options: Options) -> ClusterSpec:

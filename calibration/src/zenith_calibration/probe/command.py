@@ -16,7 +16,6 @@ from zenith_tune.cli.options import (
     COUNT,
     Options,
     args_option,
-    calibration_of,
     calibration_option,
     debug_option,
     echo_json,
@@ -88,9 +87,11 @@ def run_probe(command: tuple[str, ...], options: Options) -> int:
     named = [] if options["top"] else [job.named(text) for text in options["layouts"]] or [job.job.start]
     for layout in named:
         job.refuse_illegal(layout, subject)
+    from zenith_tune.calibrate.calibration_file import load_calibration
     from zenith_tune.planner.planner import Planner
 
-    planner = Planner(subject.model, subject.cluster, subject.job, calibration_of(options))
+    calibration = load_calibration(options["calibration"]) if options["calibration"] else None
+    planner = Planner(subject.model, subject.cluster, subject.job, calibration)
     layouts = named or job.best(planner, options["top"], options.get("risk", RISK))
     try:
         with _full_disk_is_clear(options["output_dir"]):
@@ -162,12 +163,17 @@ def _probed(job: ProbeJob, planner: Planner, layouts: list[Layout], options: Opt
     from zenith_calibration.probe.prober import Prober
     from zenith_calibration.probe.report import ProbeReport
     from zenith_tune.presets.megatron.written import routing_notes
+    from zenith_tune.record.folder import DEFAULT_OUTPUT_DIR, StudyFolder
+    from zenith_tune.record.storage import expanded
     from zenith_tune.runners.local.runner import LocalRunner
-    from zenith_tune.tuning.place import new_folder
+    from zenith_tune.tuning.place import name_of_now
 
     console = Console(stderr=options["as_json"], highlight=False, markup=False, emoji=False)
     report, runner = ProbeReport(console, gpu=planner.cluster.gpu.name), LocalRunner(owns_process=True)
-    folder = new_folder(options["output_dir"], "probe")
+    root = expanded(options["output_dir"]) if options["output_dir"] else DEFAULT_OUTPUT_DIR
+    place = StudyFolder(root, name_of_now(root, "probe"))
+    place.create()
+    folder = place.path
     prober = Prober(
         planner=planner,
         runner=runner,
