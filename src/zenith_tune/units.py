@@ -140,6 +140,15 @@ def is_of_time(unit: str) -> bool:
     return unit == "s" or unit.endswith(("/s", "/GPU", " s", "ms"))
 
 
+def positive_int(value: object) -> int | None:
+    """Return a value that is a whole number above 0; None for any other.
+
+    >>> positive_int(16), positive_int(0), positive_int(True), positive_int("16")
+    (16, None, None, None)
+    """
+    return value if type(value) is int and value > 0 else None
+
+
 def whole(text: str) -> int | None:
     """Return the whole number that a text is, or None; one that does not fit into 64 bits is a typing error.
 
