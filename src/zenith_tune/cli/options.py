@@ -179,15 +179,13 @@ def _declared(each: Field[Any]) -> Callable[[FC], FC]:
         return click.option(f"{name}/{off}" if off else name, is_flag=True, **how)
     if kind in _SEVERAL:
         how |= {"multiple": True, "metavar": how["metavar"] or "K=V,..."}
-        return click.option(name, callback=_joined if kind == "Pairs" else None, **how)
+        # Pairs that are given apart are read as one list.
+        joined = (lambda context, parameter, pairs: ",".join(pairs) or None) if kind == "Pairs" else None
+        return click.option(name, callback=joined, **how)
     if "choices" in more:
         return click.option(name, type=click.Choice(more["choices"]), **how)
     least = more.get("at_least")
     return click.option(name, type=_TYPES[kind] if least is None else click.IntRange(min=least), **how)
-
-
-def _joined(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> str | None:
-    return ",".join(pairs) if pairs else None
 
 
 JOB_OPTIONS = ("gpus", "gbs", "seq")
