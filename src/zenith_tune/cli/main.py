@@ -23,11 +23,15 @@ class ZenithTune(click.Group):
     """All commands: each in a module of its own, or brought by an installed package through an entry point."""
 
     modules = (
-        *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
+        *("doctor", "export", "guide", "optimize", "plan", "recover", "report", "serve"),
         *("studies.compare", "studies.import_", "studies.list", "studies.resume"),
     )
     """Modules of this folder, each of its command's name."""
-    siblings: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint", "recommend": "kubernetes", "watch": "kubernetes"}
+    siblings: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("calibrate", "probe"), "calibration"),
+        "checkpoint": "checkpoint",
+        **dict.fromkeys(("recommend", "watch"), "kubernetes"),
+    }
     """Commands of this project's other packages, with the extra that installs each."""
 
     @property

@@ -34,10 +34,9 @@ from zenith_tune.cli.options import (
     write_file,
 )
 from zenith_tune.cli.plan_rl import refuse_alone, rl_options, run_rl
-from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
+from zenith_tune.planner.limits import IMBALANCE, MAX_PROBES, MOST_IMBALANCE
 from zenith_tune.planner.training_way import OPTIMIZERS
 from zenith_tune.presets.formats import FORMATS
 from zenith_tune.tuning.options import JOB, SEARCH
@@ -210,11 +209,13 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
 
 def _probe(command: tuple[str, ...], options: Options) -> int:
     """Plan by the command itself, which says what is trained, and let single ranks of the best layouts run."""
-    from zenith_tune.cli.probe import run_probe
+    from zenith_tune.cli.main import cli
 
     refuse_others(PROBED, "--probe plans what the command says")
-    asked = {"layouts": (), "args": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
-    return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
+    context, given = click.get_current_context(), {name: options[name] for name in PROBED if name in options}
+    probe = cli.get_command(context, "probe")
+    assert probe is not None  # where its package is not installed, an error says so
+    return int(context.invoke(probe, command=command, top=given.pop("probe"), **given))
 
 
 def _plan(request: PlanRequest, options: Options) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from zenith_tune.hooks.injection import hook_events
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import positive_int
 
 WRAPPER_NAMES = {
     "DistributedDataParallel": "plain data parallelism",
@@ -91,7 +92,7 @@ class HookedRun:
                 ):
                     reports[process] = event
             elif event.get("event") == "model":
-                model = event if _whole(event.get("trained")) and _whole(event.get("parameters")) else model
+                model = event if positive_int(event.get("trained")) and positive_int(event.get("parameters")) else model
             elif event.get("event") == "step" and (step := _step(event)) is not None:
                 if step.number == 1:  # a command may run several programs: the last one counts
                     steps = {}
@@ -111,7 +112,7 @@ class HookedRun:
         """Micro-batches of an update; None where not known."""
         of_megatron = self.settings.get("num_micro_batches")
         found = of_megatron or self.usual_passes or (self.reports[0].get("accumulation") if self.reports else None)
-        return found if type(found) is int and found > 0 else None
+        return positive_int(found)
 
     @property
     def samples(self) -> int | None:
@@ -248,12 +249,8 @@ def _step(event: Mapping[str, Any]) -> HookedStep | None:
         number=number,
         at_s=float(at_s),
         passes=passes,
-        samples=_whole(event.get("samples")),
-        sequence=_whole(event.get("sequence")),
-        tokens=_whole(event.get("tokens")),
+        samples=positive_int(event.get("samples")),
+        sequence=positive_int(event.get("sequence")),
+        tokens=positive_int(event.get("tokens")),
         is_end=event.get("is_end") is True,
     )
-
-
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
