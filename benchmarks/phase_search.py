@@ -16,10 +16,10 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 
+from zenith_rl.strategy import PhasesStrategy
 from zenith_tune.errors import TrialExhausted
 from zenith_tune.strategies.base import PlainFunction, TunedJob, TuningStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
-from zenith_tune.strategies.phases import PhasesStrategy
 from zenith_tune.strategies.random import RandomStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zenith_rl.verl.job import LEVERS as VERL_LEVERS
 from zenith_tune.describe.megatron.version import NEWEST, OLDEST
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.accelerate.levers import FSDP_LEVERS, FsdpLever
@@ -26,7 +27,6 @@ from zenith_tune.presets.torchtitan.job import TitanJob
 from zenith_tune.presets.torchtitan.levers import LEVERS as TITAN_LEVERS
 from zenith_tune.presets.torchtitan.levers import TitanLever
 from zenith_tune.presets.trainer.levers import LEVERS as TRAINER_LEVERS
-from zenith_tune.presets.verl.job import LEVERS as VERL_LEVERS
 
 CONFIG_LEVERS: Mapping[str, Sequence[ConfigLever[Any]]] = {
     "nanotron": NANOTRON_LEVERS,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from zenith_tune.describe.cluster_catalog import load_cluster
@@ -42,7 +43,6 @@ from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.mmengine import job as mmengine
 from zenith_tune.presets.nanotron import job as nanotron
 from zenith_tune.presets.torchtitan.log import timed_steps
-from zenith_tune.presets.verl import job as verl
 from zenith_tune.registry import typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
@@ -191,9 +191,17 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 def logged_steps(log: str) -> LoggedSteps | None:
     """Return the steps that a log shows besides Megatron-LM's, by line or by a trial's hook; None without any."""
-    others = (nanotron.read_steps, mmengine.read_steps, verl.read_steps, _hooked_steps)
-    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, *others))
+    others = (nanotron.read_steps, mmengine.read_steps, _hooked_steps)
+    found = (read(log) for read in chain((timed_steps, read_bridge_steps, read_trainer_steps, *others), _brought()))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
+
+
+def _brought() -> Iterator[Callable[[str], LoggedSteps]]:
+    """Yield the readers of logs that installed packages bring."""
+    from importlib import metadata  # not at the top: most logs are of a framework of this package
+
+    for point in metadata.entry_points(group="zenith_tune.logs"):
+        yield point.load()
 
 
 def _hooked_steps(log: str) -> LoggedSteps:

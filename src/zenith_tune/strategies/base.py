@@ -164,12 +164,12 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "grid": "zenith_tune.strategies.grid",
         "random": "zenith_tune.strategies.random",
         "optuna": "zenith_tune.strategies.optuna",
-        "phases": "zenith_tune.strategies.phases",
         "guided": "zenith_tune.strategies.guided.strategy",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
         "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
     },
     contract=TuningStrategy,
+    siblings={"phases": "rl"},
 )
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zenith_rl.planning.lengths import AnswerLengths
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import is_narrow
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimates.calibration import TimeCoefficients
 from zenith_tune.estimates.collectives import all_reduce_time
 from zenith_tune.estimates.workload import FloatArray, Machine
-from zenith_tune.planner.rl.lengths import AnswerLengths
 from zenith_tune.units import GIB
 
 BF16 = 2.0

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from zenith_rl.strategy import PhasesStrategy
+from zenith_rl.verl.job import read_steps
+from zenith_rl.verl.preset import VerlPreset
 from zenith_tune.doctor.logged_run import logged_steps
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
-from zenith_tune.presets.verl.job import read_steps
-from zenith_tune.presets.verl.preset import VerlPreset
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.strategies.phases import PhasesStrategy
 from zenith_tune.study.parameters import Params
 from zenith_tune.testing import PresetContract
 

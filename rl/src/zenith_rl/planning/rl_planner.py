@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from zenith_rl.planning.generation import BF16, Engine, Generation, GenerationWork, engine_sizes
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.step import time_with_room
@@ -22,7 +23,6 @@ from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, layout_at
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.planner.limits import RISK
 from zenith_tune.planner.planner import Planner
-from zenith_tune.planner.rl.generation import BF16, Engine, Generation, GenerationWork, engine_sizes
 from zenith_tune.planner.what_if import resized
 from zenith_tune.units import GIB
 

@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from zenith_tune.errors import UsageError
-from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
-from zenith_tune.planner.limits import MAX_BATCH
-from zenith_tune.presets.base import PresetRegistry
-from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
-from zenith_tune.presets.shared.launched_gpus import job_gpus
-from zenith_tune.presets.shared.training_files import read_yaml
-from zenith_tune.presets.verl.command import MODULE, find_run
-from zenith_tune.presets.verl.job import (
+from zenith_rl.verl.command import MODULE, find_run
+from zenith_rl.verl.job import (
     BY_TOKENS,
     COUNTS,
     DEFAULTS,
@@ -28,6 +21,13 @@ from zenith_tune.presets.verl.job import (
     VerlJob,
     read_steps,
 )
+from zenith_tune.errors import UsageError
+from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
+from zenith_tune.planner.limits import MAX_BATCH
+from zenith_tune.presets.base import PresetRegistry
+from zenith_tune.presets.shared.config_preset import IN_FOLDER, ConfigPreset
+from zenith_tune.presets.shared.launched_gpus import job_gpus
+from zenith_tune.presets.shared.training_files import read_yaml
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.parsed_command import OVERRIDE
 from zenith_tune.strategies.base import TuningStrategy
@@ -86,7 +86,7 @@ class VerlPreset(ConfigPreset[VerlJob]):
         return PHASES
 
     def get_recommended_strategy(self) -> TuningStrategy:
-        from zenith_tune.strategies.phases import PhasesStrategy
+        from zenith_rl.strategy import PhasesStrategy
 
         return PhasesStrategy()
 

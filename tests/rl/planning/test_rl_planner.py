@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.plan_runs import Plan, as_json, planning
-from zenith_tune.api.plan_rl import plan_rl
+from zenith_rl.plan import plan_rl
+from zenith_rl.planning.lengths import AnswerLengths
+from zenith_rl.planning.rl_planner import PlacedStep
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.rl.lengths import AnswerLengths
-from zenith_tune.planner.rl.rl_planner import PlacedStep
 
 JOB: dict[str, Any] = {"prompts": 64, "group": 8, "prompt_len": 512, "response_len": "4096:900,3500"}
 OPTIONS = ("--prompts", "64", "--group", "8", "--prompt-len", "512", "--response-len", "4096:900,3500")

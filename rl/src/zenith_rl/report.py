@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from zenith_rl.planning.rl_planner import PlacedStep
 from zenith_tune.layouts.layout import layout_name
-from zenith_tune.planner.rl.rl_planner import PlacedStep
 from zenith_tune.units import count, format_bytes, format_seconds
 
 PUBLISHED = "NeMo RL's 18 published steps are 0.9 to 1.8 times as long as predicted so, 1.4 times on the median"

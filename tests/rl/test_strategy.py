@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from zenith_rl.strategy import PhasesStrategy
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.base import PlainFunction, TunedJob
-from zenith_tune.strategies.phases import PhasesStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params, Value
 from zenith_tune.study.trial import Outcome, Trial
 
