@@ -30,6 +30,7 @@ GROUP = "zenith_tune.recognition"
 """The entry points of other packages' `command` modules, by the names of their presets."""
 SIBLINGS = {
     "mimo": ("mimo", ("mimo_train.py", "pretrain_mimo.py")),
+    "nemo-rl": ("rl", ("examples/run_grpo.py", "examples/run_grpo_math.py", "examples/run_vlm_grpo.py")),
     "verl": ("rl", ("verl.trainer.main_ppo", "verl/trainer/main_ppo.py")),
 }
 """The presets of this project's other packages: the extra that installs each, and the programs that it is for."""

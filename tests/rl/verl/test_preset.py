@@ -168,9 +168,10 @@ def test_steps_have_their_speed_their_memory_and_their_phases() -> None:
     logged = read_steps(log(60.0, 40.0, 42.0, 41.0))
     assert [step.seconds for step in logged.steps] == [60, 40, 42, 41]
     assert logged.peak_bytes == round(44.5 * 2**30)
-    assert logged.extra["gen_s"] == pytest.approx(26) and logged.extra["update_actor_s"] == 11.5
+    assert logged.phases == pytest.approx({"generation": 26, "update": 11.5, "other": 3.5})
     measured = bound().evaluator().measure(log(60.0, *[40.0] * 9), {"parameters": {}})
-    assert measured.value == pytest.approx(60000 / 40 * 8)
+    assert measured.value == pytest.approx(60000 / 40 * 8) and measured.step_s == pytest.approx(40)
+    assert measured.extra["phase:generation"] == pytest.approx(25)
     found = logged_steps(log(60.0, 40.0))
     assert found is not None and len(found.steps) == 2
 
