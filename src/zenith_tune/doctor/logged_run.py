@@ -169,9 +169,9 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
             run = _from_dump(path, log, hints)
             evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
     except UsageError as error:
-        # A log that shows what is wrong is reported with a plan or without; a command is given for its plan.
+        # A log that shows what is wrong, or phases, is reported without a plan too; a command is given for its plan.
         known = _logged(causes, steps or read_steps(log))
-        if not causes and (command is not None or (steps is None and known.step_s is None)):
+        if not (causes or known.phases_s) and (command is not None or (steps is None and known.step_s is None)):
             raise
         if command is None:
             _refuse_unknown(hints)
@@ -191,14 +191,14 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 def logged_steps(log: str) -> LoggedSteps | None:
     """Return the steps that a log shows besides Megatron-LM's, by line or by a trial's hook; None without any."""
-    others = (nanotron.read_steps, mmengine.read_steps, _hooked_steps)
-    found = (read(log) for read in chain((timed_steps, read_bridge_steps, read_trainer_steps, *others), _brought()))
+    own = (timed_steps, read_bridge_steps, read_trainer_steps, nanotron.read_steps, mmengine.read_steps, _hooked_steps)
+    found = (read(log) for read in chain(_brought(), own))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
 
 
 def _brought() -> Iterator[Callable[[str], LoggedSteps]]:
     """Yield the readers of logs that installed packages bring."""
-    from importlib import metadata  # not at the top: most logs are of a framework of this package
+    from importlib import metadata
 
     for point in metadata.entry_points(group="zenith_tune.logs"):
         yield point.load()
@@ -219,7 +219,13 @@ def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:
     step_s = long_run(seconds) if seconds else 0.0
     if logged is None or not SHORTEST_STEP_S <= step_s <= LONGEST_STEP_S:
         return Measured(causes=causes)
-    return Measured(step_s=step_s, peak_bytes=logged.peak_bytes, causes=causes)
+    return Measured(
+        step_s=step_s,
+        peak_bytes=logged.peak_bytes,
+        causes=causes,
+        phases_s=logged.phases,
+        phase_findings=tuple(logged.findings),
+    )
 
 
 def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
@@ -255,7 +261,7 @@ def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str, lo
         raise UsageError(problem, hint="give another log") from None
     if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
         raise UsageError(f"{path} has steps of {found.step_s:g} s, which no training takes", hint="give another log")
-    return Measured(step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes), causes=logged.causes)
+    return replace(logged, step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes))
 
 
 _NAN = re.compile(r"\b(?:nan|inf|non-finite|not finite)\b", re.IGNORECASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from zenith_tune.calibrate.published_runs import PublishedRun, ReferenceRun
 from zenith_tune.doctor.causes.cause import Cause
@@ -59,6 +59,7 @@ def unplanned_lines(run: UnplannedRun) -> Iterator[str]:
     figures += [f"{format_bytes(peak)} reserved"] if peak is not None else []
     yield f"{run.what}: {'; '.join(figures) or 'no steady speed'}"
     yield from cause_lines(run.measured.causes)
+    yield from phase_lines(run.measured)
     yield f"not planned: {run.reason}"
 
 
@@ -71,6 +72,21 @@ def unplanned_object(run: UnplannedRun) -> Json:
         "is_healthy": run.measured.is_sound,
         "causes": [cause_object(cause) for cause in run.measured.causes],
     }
+
+
+LEAST_SHARE = 0.005
+"""Least share of a step of a phase that is printed."""
+
+
+def phase_lines(measured: Measured) -> Iterator[str]:
+    """Yield where a step goes by phase, and what to change."""
+    if step_s := sum(measured.phases_s.values()):
+        shares = {name: seconds / step_s for name, seconds in measured.phases_s.items()}
+        yield f"time: {', '.join(f'{name} {share:.0%}' for name, share in shares.items() if share >= LEAST_SHARE)}"
+    for number, each in enumerate(measured.phase_findings, 1):
+        yield f"{number}. {each.finding}"
+        yield f"   change {each.change}"
+        yield f"   saves at most {each.gain:.0%} of a step"
 
 
 ADVICE_COLUMNS = ("found", "change", "predicted speed", "step", "memory", "OOM", "but")
@@ -118,6 +134,8 @@ def _measured_object(measured: Measured) -> Json:
         "peak_memory_bytes": measured.peak_bytes,
         "out_of_memory": measured.out_of_memory,
         "cause": measured.cause or None,
+        "phases_s": dict(measured.phases_s),
+        "phase_findings": [asdict(each) for each in measured.phase_findings],
     }
 
 

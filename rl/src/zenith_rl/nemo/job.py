@@ -255,7 +255,7 @@ LEVERS: tuple[ConfigLever[NemoJob], ...] = (
     ),
 )
 
-_STEP = re.compile(r"={5,} Step ([0-9]{1,12})/[0-9]{1,12} ={5,}")
+_STEP = re.compile(r"={5} Step ([0-9]{1,12})/[0-9]{1,12} ={5}")
 _TOTAL = re.compile(r"Total step time: ([0-9.]{1,20})s")
 _TIMER = re.compile(r"• ([a-z_/]{1,80}): ([0-9.]{1,20})s \(")
 _SPEED = re.compile(r"E2E \(Tokens/sec/gpu\): ([0-9.]{1,20})")
@@ -267,8 +267,8 @@ def read_steps(log: str) -> LoggedSteps:
     """Return the steps of a log with their phases, and what these say."""
     steps, imbalance = list[Step](), None
     starts = [*_STEP.finditer(log)]
-    for match, following in zip(starts, [*starts[1:], None], strict=True):
-        text = log[match.end() : following.start() if following else len(log)]
+    for match, end in zip(starts, [*(match.start() for match in starts[1:]), len(log)], strict=False):
+        text = log[match.end() : end]
         total, speed, loss = _TOTAL.search(text), _SPEED.search(text), _LOSS.search(text)
         if total is None or not (step_s := read_number(total[1]) or 0.0):
             continue
