@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.steps import JobSizes, LoggedSteps
 from zenith_tune.planner.limits import MAX_BATCH
-from zenith_tune.presets.shared.config_job import MBS, ConfigJob
+from zenith_tune.presets.shared.config_job import MBS, ConfigArguments, ConfigJob
 from zenith_tune.presets.shared.config_preset import ConfigPreset
 from zenith_tune.presets.shared.launched_gpus import job_gpus
 from zenith_tune.presets.shared.training_files import read_yaml
+from zenith_tune.registry import keywords_of
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.parsed_command import OVERRIDE
 from zenith_tune.shell.scripts.runs import ProgramRun
@@ -42,6 +43,14 @@ class PhaseJob(ConfigJob):
         """Whether micro-batches are packed up to a number of tokens."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PhaseArguments(ConfigArguments):
+    """What presets of such jobs take."""
+
+    longest: bool = False
+    """Whether measured runs generate every answer up to its limit, so that memory is tried at that length."""
+
+
 J = TypeVar("J", bound=PhaseJob)
 
 
@@ -58,6 +67,26 @@ class PhasePreset(ConfigPreset[J]):
     gpus: ClassVar[tuple[str, str]]
     """The keys of the GPUs of a node, and of the nodes."""
     reads: ClassVar[Callable[[str], LoggedSteps]]
+    to_the_limit: ClassVar[str]
+    """The key by which answers continue up to their limit."""
+
+    @keywords_of(PhaseArguments)
+    def __init__(self, given: PhaseArguments) -> None:
+        super().__init__(**{field.name: getattr(given, field.name) for field in fields(ConfigArguments)})
+        self._longest = given.longest
+
+    @abstractmethod
+    def _measured(self) -> dict[str, Any]:
+        """Return the values that every measured run has, and the best command is without."""
+
+    def _in_trials(self) -> dict[str, Any]:
+        return {**self._measured(), **({self.to_the_limit: True} if self._longest else {})}
+
+    def warnings(self, command: str) -> list[str]:
+        if self._longest:
+            return []
+        risk = "answers become longer as training goes on, and may then run out of memory"
+        return [f"{risk}: --args longest=true tries every setting with answers up to their limit"]
 
     def _own_run(self, command: str, run: ProgramRun | None) -> tuple[ProgramRun, dict[str, Any]]:
         """Return the run with its overrides, the last of a key, by the key as it is written."""

@@ -152,6 +152,8 @@ def test_a_point_is_overrides_as_the_command_spells_them_and_the_algorithm_stays
     assert trial["grpo.max_num_steps"] == "20" and trial["grpo.val_period"] == "0"
     assert trial["logger.wandb_enabled"] == "false" and "logger.tensorboard_enabled" not in trial
     assert trial["checkpointing.checkpoint_dir"] == "{trial_folder}/checkpoints"
+    longest = bound(command, longest=True)
+    assert "++policy.generation.ignore_eos=true" in longest.baseline_command(command), "the file has no such key"
     assert not any("num_prompts" in key or "num_generations" in key or "kl_penalty" in key for key in trial)
 
 

@@ -114,6 +114,17 @@ def test_a_point_is_overrides_and_the_algorithm_stays() -> None:
     assert trial["trainer.default_local_dir"] == "{trial_folder}/checkpoints"
 
 
+def test_answers_up_to_their_limit_are_of_measured_runs_alone() -> None:
+    plain, longest = bound(), bound(longest=True)
+    key = f"{A}.rollout.ignore_eos"
+    for command in (longest.apply_parameters(COMMAND, point(longest, tp=4)), longest.baseline_command(COMMAND)):
+        assert ParsedCommand.of(command).overrides[key] == "true"
+    assert key not in longest.result_command(COMMAND, point(longest, tp=4), Path("/study"))
+    assert key not in plain.apply_parameters(COMMAND, point(plain))
+    assert len(plain.warnings(COMMAND)) == 1 and "longest=true" in plain.warnings(COMMAND)[0]
+    assert longest.warnings(COMMAND) == []
+
+
 def test_a_script_gets_them_behind_its_own(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(COMMAND.replace(" data.train", " \\\n  data.train") + ' "$@"\n')
     command = f"bash {tmp_path}/run.sh"

@@ -44,6 +44,7 @@ class NemoPreset(PhasePreset[NemoJob]):
 
     title, declared, rules, reads = "preset nemo-rl", LEVERS, RULES, read_steps
     program, of_phases, gpus = "uv run python examples/run_grpo.py --config FILE", PHASES, (GPUS, NODES)
+    to_the_limit = "policy.generation.ignore_eos"
     _spelled: Mapping[str, str] = {}
     """How overrides must be written, where that is not by their key alone."""
     _known: frozenset[str] = frozenset()
@@ -76,7 +77,7 @@ class NemoPreset(PhasePreset[NemoJob]):
             raise UsageError(problem, hint="give its absolute path")
         return run.folder / (named or path)
 
-    def _in_trials(self) -> dict[str, Any]:
+    def _measured(self) -> dict[str, Any]:
         values = self._space.job.values
         ends_by = "grpo.stop_at_validation_metric"
         return {

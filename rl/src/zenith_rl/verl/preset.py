@@ -16,6 +16,7 @@ from zenith_rl.verl.job import (
     MICRO_BATCH,
     NODES,
     PHASES,
+    ROLLOUT,
     RULES,
     VerlJob,
     read_steps,
@@ -35,6 +36,7 @@ class VerlPreset(PhasePreset[VerlJob]):
 
     title, declared, rules, reads = "preset verl", LEVERS, RULES, read_steps
     program, of_phases, gpus = f"python3 -m {MODULE}", PHASES, (GPUS, NODES)
+    to_the_limit = f"{ROLLOUT}.ignore_eos"
 
     def _read_job(self, command: str) -> VerlJob:
         _, written = self._own_run(command, find_run(command))
@@ -49,7 +51,7 @@ class VerlPreset(PhasePreset[VerlJob]):
             raise UsageError(problem, hint="write it into the command")
         return job
 
-    def _in_trials(self) -> dict[str, Any]:
+    def _measured(self) -> dict[str, Any]:
         return {
             "trainer.total_training_steps": self._given.steps,
             "trainer.save_freq": -1,
