@@ -34,8 +34,9 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.engine_log import is_of_trainer, read_trainer_steps
 from zenith_tune.evaluators.hooked_run import HookedRun
+from zenith_tune.evaluators.hooked_speed import hooked_steps
 from zenith_tune.evaluators.steady import long_run
-from zenith_tune.evaluators.steps import LoggedSteps, Step, after_steps, has_steps
+from zenith_tune.evaluators.steps import LoggedSteps, after_steps, has_steps
 from zenith_tune.presets.base import recognised
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
@@ -206,9 +207,7 @@ def _brought() -> Iterator[Callable[[str], LoggedSteps]]:
 
 def _hooked_steps(log: str) -> LoggedSteps:
     run = HookedRun.read(log)
-    timed = zip(run.seconds, run.timed, strict=True)
-    steps = [Step(number=step.number, seconds=step_s) for step_s, (_, step) in timed]
-    return LoggedSteps(steps=steps, peak_bytes=run.peak_bytes)
+    return LoggedSteps(steps=hooked_steps(run), peak_bytes=run.peak_bytes)
 
 
 def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:

@@ -62,6 +62,8 @@ class HookedStep:
     """Tokens of its longest sequence."""
     tokens: int | None = None
     """Tokens of the first rank without padding."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the phases that the trainer times."""
     is_end: bool = False
     """Whether it ends a dataloader, where Accelerate steps after however few batches are left."""
 
@@ -251,8 +253,14 @@ def _step(event: Mapping[str, Any]) -> HookedStep | None:
         samples=_whole(event.get("samples")),
         sequence=_whole(event.get("sequence")),
         tokens=_whole(event.get("tokens")),
+        phases=_phases(event.get("phases")),
         is_end=event.get("is_end") is True,
     )
+
+
+def _phases(found: object) -> dict[str, float]:
+    named = found if isinstance(found, dict) else {}
+    return {str(name): seconds for name, seconds in named.items() if isinstance(seconds, float)}
 
 
 def _whole(value: object) -> int | None:

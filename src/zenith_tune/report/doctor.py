@@ -26,6 +26,7 @@ def report_lines(diagnosis: Diagnosis, what: str) -> Iterator[str]:
     job = f"batch {run.layout.global_batch}, sequence {run.planner.job.seq_len}, {run.planner.job.framework.name}"
     yield f"{what}: {run.planner.model.name} on {run.cluster.name}, {run.planned.name}, {job}"
     yield _figures(run)
+    yield from phase_lines(run.measured)
     yield from diagnosis_lines(diagnosis)
 
 
@@ -83,8 +84,8 @@ def phase_lines(measured: Measured) -> Iterator[str]:
     if step_s := sum(measured.phases_s.values()):
         shares = {name: seconds / step_s for name, seconds in measured.phases_s.items()}
         yield f"time: {', '.join(f'{name} {share:.0%}' for name, share in shares.items() if share >= LEAST_SHARE)}"
-    for number, each in enumerate(measured.phase_findings, 1):
-        yield f"{number}. {each.finding}"
+    for each in measured.phase_findings:
+        yield each.finding
         yield f"   change {each.change}"
         yield f"   saves at most {each.gain:.0%} of a step"
 
@@ -101,7 +102,7 @@ def diagnosis_html(found: Diagnosis | UnplannedRun, what: str, further: Iterable
         head, figures, *lines = report_lines(found, what)
         if found.advice:
             table = html_table(ADVICE_COLUMNS, [_advice_cells(found.run, each) for each in found.advice])
-            lines = [*cause_lines(found.causes), *found.warnings]
+            lines = [*phase_lines(found.run.measured), *cause_lines(found.causes), *found.warnings]
         lines = [figures, *lines]
     shown = html.escape("\n".join([*lines, *further]))
     return f"<p><b>{html.escape(head)}</b></p><pre>{shown}</pre>{table}"

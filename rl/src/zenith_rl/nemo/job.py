@@ -200,7 +200,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "offload": (Phase.UPDATE, Phase.LOG_PROBS),
 }
 """The phases that each axis touches."""
-SETTINGS = {
+SETTINGS: Mapping[str, str] = {
     Phase.GENERATION: "vllm_cfg.tensor_parallel_size, gpu_memory_utilization, enforce_eager=false",
     Phase.UPDATE: f"{MICRO_BATCH}, or {PACKING}.enabled=true and its train_mb_tokens; less recomputation",
     Phase.LOG_PROBS: f"{LOG_PROB_BATCH}, or {PACKING}.logprob_mb_tokens",

@@ -165,7 +165,7 @@ PHASES = {
     "offload": (Phase.UPDATE, *_FORWARD),
 }
 """The phases that each axis touches."""
-SETTINGS = {
+SETTINGS: Mapping[str, str] = {
     Phase.GENERATION: "rollout.tensor_model_parallel_size, gpu_memory_utilization, max_num_seqs, enforce_eager=False",
     Phase.UPDATE: f"{MICRO_BATCH}, or {BY_TOKENS}=True; less offload and recomputation",
     Phase.LOG_PROBS: "rollout. and ref.log_prob_micro_batch_size_per_gpu, or log_prob_use_dynamic_bsz=True",
