@@ -62,9 +62,9 @@ def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -
         context.exit()
 
 
-QUESTIONS, RL = "Questions", "Reinforcement learning"
-GROUPS = (JOB, RL, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
-"""Headings, in the order of `--help`."""
+QUESTIONS = "Questions"
+GROUPS = (JOB, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
+"""Headings, in the order of `--help`; those of other packages come before the output's."""
 
 
 class GroupedCommand(click.Command):
@@ -79,8 +79,8 @@ class GroupedCommand(click.Command):
             if getattr(each, "is_rare", False) and not shows_all:
                 num_hidden += 1
             else:
-                groups[getattr(each, "group", OUTPUT)].append(row)
-        for group, rows in groups.items():
+                groups.setdefault(getattr(each, "group", OUTPUT), []).append(row)
+        for group, rows in sorted(groups.items(), key=lambda item: item[0] == OUTPUT):
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)

@@ -63,6 +63,8 @@ class HookedStep:
     """Tokens of its longest sequence."""
     tokens: int | None = None
     """Tokens of the first rank without padding."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the phases that the trainer times."""
     is_end: bool = False
     """Whether it ends a dataloader, where Accelerate steps after however few batches are left."""
 
@@ -252,5 +254,11 @@ def _step(event: Mapping[str, Any]) -> HookedStep | None:
         samples=positive_int(event.get("samples")),
         sequence=positive_int(event.get("sequence")),
         tokens=positive_int(event.get("tokens")),
+        phases=_phases(event.get("phases")),
         is_end=event.get("is_end") is True,
     )
+
+
+def _phases(found: object) -> dict[str, float]:
+    named = found if isinstance(found, dict) else {}
+    return {str(name): seconds for name, seconds in named.items() if isinstance(seconds, float)}

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from zenith_rl.planning.rl_planner import PlacedStep
 from zenith_tune.layouts.layout import layout_name
-from zenith_tune.planner.rl.rl_planner import PlacedStep
 from zenith_tune.units import count, format_bytes, format_seconds
 
 PUBLISHED = "NeMo RL's 18 published steps are 0.9 to 1.8 times as long as predicted so, 1.4 times on the median"
@@ -56,10 +56,13 @@ def print_placements(placed: Sequence[PlacedStep], console: Console) -> None:
     console.print(f"engines: {engine} max_num_seqs={generation.sequences}", markup=False, soft_wrap=True)
     memory = f"{format_bytes(best.training_bytes)} of {format_bytes(best.capacity_bytes)}"
     console.print(
-        f"training: {layout_name(best.layout)}, {memory} with the longest prompt and answer\n",
+        f"training: {layout_name(best.layout)}, {memory} with the longest prompt and answer",
         markup=False,
         soft_wrap=True,
     )
+    if best.longest_tokens is not None:
+        console.print(f"lengths: memory suffices up to {best.longest_tokens:,} tokens of both together", soft_wrap=True)
+    console.print()
     console.print(placement_table(placed))
     console.print(f"\nby formulas alone: {PUBLISHED}", markup=False, soft_wrap=True)
 
@@ -80,6 +83,7 @@ def placement_object(placed: PlacedStep) -> dict[str, Any]:
         "phases_s": placed.phases,
         "idle_share": placed.idle,
         "tokens_per_s_per_gpu": placed.tokens_per_s_per_gpu,
+        "longest_tokens": placed.longest_tokens,
         "training_memory_bytes": placed.training_bytes,
         "capacity_bytes": placed.capacity_bytes,
     }

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.plan_runs import Plan, as_json, planning
-from zenith_tune.api.plan_rl import plan_rl
+from zenith_rl.plan import plan_rl
+from zenith_rl.planning.lengths import AnswerLengths
+from zenith_rl.planning.rl_planner import ASLEEP_BYTES, PlacedStep
+from zenith_tune.describe.cluster_catalog import load_cluster
+from zenith_tune.describe.framework_spec import load_framework
+from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.errors import UsageError
-from zenith_tune.planner.rl.lengths import AnswerLengths
-from zenith_tune.planner.rl.rl_planner import PlacedStep
+from zenith_tune.planner.limits import RISK
+from zenith_tune.planner.planner import Planner
 
 JOB: dict[str, Any] = {"prompts": 64, "group": 8, "prompt_len": 512, "response_len": "4096:900,3500"}
 OPTIONS = ("--prompts", "64", "--group", "8", "--prompt-len", "512", "--response-len", "4096:900,3500")
@@ -68,11 +74,24 @@ def test_training_has_room_for_the_longest_prompt_and_answer() -> None:
     assert long.layout != usual.layout
 
 
+def test_it_is_said_up_to_which_lengths_memory_suffices() -> None:
+    best = plan_rl("qwen2.5-7b", "h100x8", **JOB)[0]
+    cluster = load_cluster("h100x8")
+    awake = replace(cluster.gpu, memory_bytes=round(cluster.gpu.memory_bytes - ASLEEP_BYTES))
+
+    def risk(tokens: int) -> float:
+        job = JobSpec(seq_len=tokens, framework=load_framework("megatron"))
+        return float(Planner("qwen2.5-7b", replace(cluster, gpu=awake), job).estimate(best.layout).oom_probability[0])
+
+    assert best.together and best.longest_tokens is not None and best.longest_tokens > 512 + 4096
+    assert risk(best.longest_tokens) < RISK <= risk(round(1.04 * best.longest_tokens))
+
+
 def test_the_command_prints_the_best_with_its_settings(plan: Plan) -> None:
     found = plan("--model", "qwen2.5-7b", "--cluster", "h100x8", "--rl", "grpo", *OPTIONS)
     assert found.code == 0
     assert found.out.startswith("best: ") and "tensor_model_parallel_size=" in found.out
-    assert max(map(len, found.out.splitlines()[5:-2])) <= 80
+    assert max(map(len, found.out.splitlines()[6:-2])) <= 80
 
 
 def test_json_has_every_phase(plan: Plan) -> None:

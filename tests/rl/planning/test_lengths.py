@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from zenith_rl.planning.lengths import AnswerLengths
 from zenith_tune import UsageError
-from zenith_tune.planner.rl.lengths import AnswerLengths
 
 
 def test_lengths_have_the_quantiles_that_were_given_and_end_at_the_limit() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from zenith_rl.planning.generation import GenerationWork
+from zenith_rl.planning.lengths import AnswerLengths
+from zenith_rl.planning.rl_planner import ALGORITHMS, PlacedStep, RlJob, RlPlanner
 from zenith_tune.api.plan_request import read_request
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.framework_spec import FrameworkSpec
@@ -11,9 +14,6 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.planner.limits import MAX_BATCH, RISK
-from zenith_tune.planner.rl.generation import GenerationWork
-from zenith_tune.planner.rl.lengths import AnswerLengths
-from zenith_tune.planner.rl.rl_planner import ALGORITHMS, PlacedStep, RlJob, RlPlanner
 
 MOST_BEHIND = 64
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from zenith_rl.strategy import PhasesStrategy
 from zenith_tune.errors import UsageError
 from zenith_tune.strategies.base import PlainFunction, TunedJob
-from zenith_tune.strategies.phases import PhasesStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params, Value
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import PHASE, Outcome, Trial
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -26,7 +26,7 @@ SPACE = {
     "recompute": CategoricalParameter([True, False]),
 }
 OWN: Params = {"tp": 2, "mbs": 4, "recompute": True}
-PHASES = {"tp": ("gen_s",), "mbs": ("update_s",), "recompute": ("update_s",)}
+PHASES = {"tp": ("generation",), "mbs": ("update",), "recompute": ("update",)}
 
 
 class Job(PlainFunction):
@@ -41,7 +41,10 @@ class Job(PlainFunction):
         if mbs * (1 if recompute else 3) + 8 // tp > self.room:
             self.trials.append(Trial(params=dict(params), outcome=Outcome.OOM, why=why))
             return self.trials[-1]
-        figures: dict[str, Value] = {"gen_s": 10.0 + tp, "update_s": (20.0 + 8 / mbs) * (1.3 if recompute else 1.0)}
+        figures: dict[str, Value] = {
+            f"{PHASE}generation": 10.0 + tp,
+            f"{PHASE}update": (20.0 + 8 / mbs) * (1.3 if recompute else 1.0),
+        }
         step_s = sum(float(each) for each in figures.values())
         trial = Trial(params=dict(params), outcome=Outcome.OK, value=step_s, step_s=step_s, extra=figures, why=why)
         self.trials.append(trial)
@@ -89,7 +92,7 @@ def test_changes_that_fail_together_are_tried_in_parts(room: int) -> None:
 
 def test_a_setting_of_no_known_phase_is_judged_by_the_whole_step_and_alone() -> None:
     job = Job()
-    assert searched(job, phases={"tp": ("gen_s",)}).params == {"tp": 1, "mbs": 8, "recompute": False}
+    assert searched(job, phases={"tp": ("generation",)}).params == {"tp": 1, "mbs": 8, "recompute": False}
     assert not any("mbs" in trial.why and "," in trial.why for trial in job.trials)
 
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from zenith_rl.strategy import PhasesStrategy
+from zenith_rl.verl.job import read_steps
+from zenith_rl.verl.preset import VerlPreset
 from zenith_tune.doctor.logged_run import logged_steps
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import recognised_preset
-from zenith_tune.presets.verl.job import read_steps
-from zenith_tune.presets.verl.preset import VerlPreset
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.strategies.phases import PhasesStrategy
 from zenith_tune.study.parameters import Params
 from zenith_tune.testing import PresetContract
 
@@ -114,6 +114,17 @@ def test_a_point_is_overrides_and_the_algorithm_stays() -> None:
     assert trial["trainer.default_local_dir"] == "{trial_folder}/checkpoints"
 
 
+def test_answers_up_to_their_limit_are_of_measured_runs_alone() -> None:
+    plain, longest = bound(), bound(longest=True)
+    key = f"{A}.rollout.ignore_eos"
+    for command in (longest.apply_parameters(COMMAND, point(longest, tp=4)), longest.baseline_command(COMMAND)):
+        assert ParsedCommand.of(command).overrides[key] == "true"
+    assert key not in longest.result_command(COMMAND, point(longest, tp=4), Path("/study"))
+    assert key not in plain.apply_parameters(COMMAND, point(plain))
+    assert len(plain.warnings(COMMAND)) == 1 and "longest=true" in plain.warnings(COMMAND)[0]
+    assert longest.warnings(COMMAND) == []
+
+
 def test_a_script_gets_them_behind_its_own(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(COMMAND.replace(" data.train", " \\\n  data.train") + ' "$@"\n')
     command = f"bash {tmp_path}/run.sh"
@@ -168,9 +179,10 @@ def test_steps_have_their_speed_their_memory_and_their_phases() -> None:
     logged = read_steps(log(60.0, 40.0, 42.0, 41.0))
     assert [step.seconds for step in logged.steps] == [60, 40, 42, 41]
     assert logged.peak_bytes == round(44.5 * 2**30)
-    assert logged.extra["gen_s"] == pytest.approx(26) and logged.extra["update_actor_s"] == 11.5
+    assert logged.phases == pytest.approx({"generation": 26, "update": 11.5, "other": 3.5})
     measured = bound().evaluator().measure(log(60.0, *[40.0] * 9), {"parameters": {}})
-    assert measured.value == pytest.approx(60000 / 40 * 8)
+    assert measured.value == pytest.approx(60000 / 40 * 8) and measured.step_s == pytest.approx(40)
+    assert measured.extra["phase:generation"] == pytest.approx(25)
     found = logged_steps(log(60.0, 40.0))
     assert found is not None and len(found.steps) == 2
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from zenith_rl.planning.generation import Engine, GenerationWork, _in_flight, engine_sizes
+from zenith_rl.planning.lengths import AnswerLengths
 from zenith_tune.calibrate.calibration_file import default_calibration
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.estimates.workload import FloatArray
-from zenith_tune.planner.rl.generation import Engine, GenerationWork, _in_flight, engine_sizes
-from zenith_tune.planner.rl.lengths import AnswerLengths
 from zenith_tune.units import GIB
 
 LENGTHS = AnswerLengths(limit=4096, p50=900, p99=3500)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zenith_rl.planning.lengths import AnswerLengths
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.describe.job_spec import is_narrow
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.estimates.calibration import TimeCoefficients
 from zenith_tune.estimates.collectives import all_reduce_time
 from zenith_tune.estimates.workload import FloatArray, Machine
-from zenith_tune.planner.rl.lengths import AnswerLengths
 from zenith_tune.units import GIB
 
 BF16 = 2.0
@@ -110,14 +110,17 @@ class Engine:
             return BF16 * m.num_layers * (m.latent_attention.kv_rank + m.latent_attention.qk_rope_dim)
         return BF16 * m.num_layers * m.kv_size / min(self.tp, m.num_kv_heads)
 
+    def tokens_in(self, memory_bytes: float) -> int:
+        """Return the tokens that the cache has room for in so much memory of each GPU."""
+        return int((memory_bytes - self.weight_bytes - ENGINE_BYTES) / self.cache_bytes)
+
     def generate(self, work: GenerationWork, engines: int, memory_bytes: float, ahead: int = 1) -> Generation | None:
         """Return what generation takes with so much memory for each GPU; None where it does not fit.
 
         Engines may begin the answers of the next step before the longest of the last one have ended, `ahead` steps in
         all: figures are of one of them.
         """
-        room = memory_bytes - self.weight_bytes - ENGINE_BYTES
-        tokens = room / self.cache_bytes
+        tokens = self.tokens_in(memory_bytes)
         mean = work.prompt_len + work.lengths.mean
         if tokens < work.longest:
             return None

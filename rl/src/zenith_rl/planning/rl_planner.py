@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from zenith_rl.planning.generation import BF16, Engine, Generation, GenerationWork, engine_sizes
 from zenith_tune.describe.cluster_spec import ClusterSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.step import time_with_room
@@ -20,9 +21,8 @@ from zenith_tune.estimates.workload import FloatArray
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import LayoutBatch, batch_of, layout_at
 from zenith_tune.layouts.search_space import SearchSpace
-from zenith_tune.planner.limits import RISK
+from zenith_tune.planner.limits import MAX_SEQ, RISK
 from zenith_tune.planner.planner import Planner
-from zenith_tune.planner.rl.generation import BF16, Engine, Generation, GenerationWork, engine_sizes
 from zenith_tune.planner.what_if import resized
 from zenith_tune.units import GIB
 
@@ -41,6 +41,8 @@ NUM_TRIED = 16
 """Layouts whose states stay in memory that are tried with every engine: the states leave less to the cache."""
 SHARES = 8
 """Into how many parts the GPUs are divided between training and generation."""
+PARTS = 64
+"""The longest prompt and answer that fit are found to such a part."""
 MANY_GPUS = 1024
 """GPUs from which half as many ways to divide them are tried."""
 STATES = ("weights", "gradients", "optimizer")
@@ -95,6 +97,8 @@ class PlacedStep:
     capacity_bytes: float
     tokens: float
     """Tokens of prompts and answers in a step."""
+    longest_tokens: int | None = None
+    """Tokens of the longest prompt and answer together with which memory still suffices; None where not looked for."""
 
     @property
     def num_gpus(self) -> int:
@@ -160,7 +164,8 @@ class RlPlanner:
             key = placed.generation_gpus * (not placed.together), placed.generation.tp
             if key not in best or placed.step_s < best[key].step_s:
                 best[key] = placed
-        return sorted(best.values(), key=lambda placed: placed.step_s)[:top]
+        found = sorted(best.values(), key=lambda placed: placed.step_s)[:top]
+        return [replace(placed, longest_tokens=self._longest(placed)) for placed in found]
 
     def place(self, layout: Layout, *, tp: int, together: bool) -> PlacedStep:
         """Return the step of one training layout and one size of engine; apart, the other GPUs generate."""
@@ -171,6 +176,24 @@ class RlPlanner:
         if (generation := self._generation(tp, rest, room, together=together)) is None:
             raise UsageError(f"engines of {tp} GPUs do not fit on {rest}", hint="take another size")
         return self._placed(training, 0, generation, rest, together=together, offloads=together)
+
+    def _longest(self, placed: PlacedStep) -> int:
+        """Return the most tokens of a prompt and its answer that training and the engines' cache have room for."""
+        planner = self._asleep() if placed.together else self._planner(placed.training_gpus)
+        memory_bytes = placed.generation.memory_share * self.planner.cluster.gpu.memory_bytes
+
+        def fits(tokens: int) -> bool:
+            job = replace(planner.job, seq_len=tokens)
+            found = Planner(planner.model, planner.cluster, job, planner.calibration).estimate(placed.layout)
+            return bool(found.oom_probability[0] < self.risk)
+
+        fit, above = self.job.work.longest, min(self._engine(placed.generation.tp).tokens_in(memory_bytes), MAX_SEQ)
+        if fit >= above or fits(above):
+            return max(fit, above)
+        while above - fit > max(fit // PARTS, 1):
+            middle = (fit + above) // 2
+            fit, above = (middle, above) if fits(middle) else (fit, middle)
+        return fit
 
     def _together(self) -> Iterator[PlacedStep]:
         num_gpus = self.planner.cluster.num_gpus
@@ -206,16 +229,18 @@ class RlPlanner:
                     yield self._placed(training, row, generation, rest, together=False, offloads=False)
 
     def _generation(self, tp: int, num_gpus: int, room: float, *, together: bool) -> Generation | None:
+        ahead = 1 if together else max(self.job.behind, 1)
+        return self._engine(tp).generate(self.job.work, num_gpus // tp, room, ahead)
+
+    def _engine(self, tp: int) -> Engine:
         planner = self.planner
-        engine = Engine(
+        return Engine(
             model=planner.model,
             cluster=planner.cluster,
             coefficients=self._coefficients,
             tp=tp,
             precision=planner.job.precision,
         )
-        ahead = 1 if together else max(self.job.behind, 1)
-        return engine.generate(self.job.work, num_gpus // tp, room, ahead)
 
     def _planner(self, num_gpus: int) -> Planner:
         return _on(self.planner, resized(self.planner.cluster, num_gpus))

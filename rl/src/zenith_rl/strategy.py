@@ -17,8 +17,8 @@ from zenith_tune.study.parameters import Direction, Parameter, Params, Value
 from zenith_tune.study.study import LEAST_GAIN
 from zenith_tune.study.trial import Trial
 
-WHOLE = "step_s"
-"""The figure of the whole step, by which a setting is judged that no phase is known for, and alone."""
+WHOLE = "step"
+"""The whole step, by which a setting is judged that no phase is known for, and alone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class _Setting:
     """A parameter, and the values of it that are still to be tried."""
 
     name: str
-    figures: tuple[str, ...]
-    """The names of the seconds of the phases that it touches."""
+    phases: tuple[str, ...]
+    """The phases that it touches."""
     values: Sequence[Value]
     """In order, where they have one."""
     best: Value
@@ -84,7 +84,7 @@ def _settings(
         if len(values) > 1:
             ordered = sorted(values, key=float) if all(type(each) in (int, float) for each in values) else values
             yield _Setting(
-                name=name, figures=phases.get(name, (WHOLE,)), values=list(ordered), best=own[name], tried={own[name]}
+                name=name, phases=phases.get(name, (WHOLE,)), values=list(ordered), best=own[name], tried={own[name]}
             )
 
 
@@ -95,7 +95,7 @@ class _Search:
     settings: list[_Setting]
     best: Params
     seconds: dict[str, float] = field(default_factory=dict)
-    """The time of each phase at the best settings, by figure."""
+    """The time of each phase at the best settings."""
     why: str = ""
     _ran: dict[frozenset[tuple[str, Value]], bool] = field(default_factory=dict)
     """Whether each point that ran went well."""
@@ -123,14 +123,14 @@ class _Search:
         changes: list[tuple[_Setting, Value]] = []
         touched: set[str] = set()
         for setting in self.settings:
-            if (value := setting.following()) is None or touched.intersection(setting.figures):
+            if (value := setting.following()) is None or touched.intersection(setting.phases):
                 continue
-            if WHOLE in setting.figures:
+            if WHOLE in setting.phases:
                 if changes:
                     continue
                 return [(setting, value)]
             changes.append((setting, value))
-            touched.update(setting.figures)
+            touched.update(setting.phases)
         return changes
 
     def learn(self, point: Params, trial: Trial) -> None:
@@ -149,20 +149,19 @@ class _Search:
                 changes[0][0].tried.add(changes[0][1])
             return
         if not changes:  # the job's own settings
-            self._keep(trial, {WHOLE, *(name for setting in self.settings for name in setting.figures)})
+            self._keep(trial, {WHOLE, *(name for setting in self.settings for name in setting.phases)})
         for setting, value in changes:
             setting.tried.add(value)
             # Where the own settings failed, any that go well are better.
-            before = sum(self.seconds.get(name, math.inf) for name in setting.figures)
-            if sum(_seconds(trial, name) for name in setting.figures) < before * (1 - LEAST_GAIN):
+            before = sum(self.seconds.get(name, math.inf) for name in setting.phases)
+            if sum(_seconds(trial, name) for name in setting.phases) < before * (1 - LEAST_GAIN):
                 setting.best = value
                 self.best = {**self.best, setting.name: value}
-                self._keep(trial, setting.figures)
+                self._keep(trial, setting.phases)
 
-    def _keep(self, trial: Trial, figures: Iterable[str]) -> None:
-        self.seconds |= {name: _seconds(trial, name) for name in figures}
+    def _keep(self, trial: Trial, phases: Iterable[str]) -> None:
+        self.seconds |= {name: _seconds(trial, name) for name in phases}
 
 
-def _seconds(trial: Trial, figure: str) -> float:
-    found = trial.step_s if figure == WHOLE else trial.extra.get(figure)
-    return float(found) if isinstance(found, int | float) else 0.0
+def _seconds(trial: Trial, phase: str) -> float:
+    return (trial.step_s or 0.0) if phase == WHOLE else trial.phases.get(phase, 0.0)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from zenith_rl.phase_preset import PhaseJob
+from zenith_rl.phases import Answers, Phase, findings, named
 from zenith_tune.evaluators.steps import LoggedSteps, Step, first_flaw, gib_to_bytes, read_number
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, WORLD
 from zenith_tune.presets.levers import ASSUMED
-from zenith_tune.presets.shared.config_job import MBS, ConfigJob, ConfigLever
+from zenith_tune.presets.shared.config_job import MBS, ConfigLever
 from zenith_tune.study.parameters import Value
 
 ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -55,7 +57,7 @@ FSDP = ("fsdp", "fsdp2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerlJob(ConfigJob):
+class VerlJob(PhaseJob):
     """A job of verl."""
 
     @property
@@ -140,17 +142,37 @@ def _offloads() -> list[str]:
     return [f"{ACTOR}.fsdp_config.{what}_offload" for what in OFFLOADED]
 
 
-_FORWARD = ("old_log_prob_s", "ref_s")
-PHASES = {
-    "tp": ("gen_s",),
-    "memory": ("gen_s",),
-    MBS: ("update_actor_s",),
-    "tokens": ("update_actor_s", *_FORWARD),
-    "log_probs": _FORWARD,
-    "checkpointing": ("update_actor_s",),
-    "offload": ("update_actor_s", *_FORWARD),
+TIMERS = {
+    "gen": Phase.GENERATION,
+    "reward": Phase.REWARDS,
+    "old_log_prob": Phase.LOG_PROBS,
+    "ref": Phase.REFERENCE,
+    "values": Phase.CRITIC,
+    "adv": Phase.ADVANTAGES,
+    "update_critic": Phase.CRITIC,
+    "update_actor": Phase.UPDATE,
+    "update_weights": Phase.SYNC,
 }
-"""The phases that each axis touches, by the names that verl has for their seconds."""
+"""The phases that verl's timers are of; others lie within these."""
+_FORWARD = (Phase.LOG_PROBS, Phase.REFERENCE)
+PHASES = {
+    "tp": (Phase.GENERATION,),
+    "memory": (Phase.GENERATION,),
+    MBS: (Phase.UPDATE,),
+    "tokens": (Phase.UPDATE, *_FORWARD),
+    "log_probs": _FORWARD,
+    "checkpointing": (Phase.UPDATE,),
+    "offload": (Phase.UPDATE, *_FORWARD),
+}
+"""The phases that each axis touches."""
+SETTINGS: Mapping[str, str] = {
+    Phase.GENERATION: "rollout.tensor_model_parallel_size, gpu_memory_utilization, max_num_seqs, enforce_eager=False",
+    Phase.UPDATE: f"{MICRO_BATCH}, or {BY_TOKENS}=True; less offload and recomputation",
+    Phase.LOG_PROBS: "rollout. and ref.log_prob_micro_batch_size_per_gpu, or log_prob_use_dynamic_bsz=True",
+    Phase.REWARDS: "more reward workers (reward.num_workers), or rewards while answers are generated",
+    Phase.OTHER: "fewer answers to print or dump, and data loaders with more processes (data.dataloader_num_workers)",
+}
+"""The options of each phase."""
 RULES = (WORLD, BATCH)
 LEVERS: tuple[ConfigLever[VerlJob], ...] = (
     ConfigLever(
@@ -204,29 +226,33 @@ PHASE = "timing_s/"
 
 
 def read_steps(log: str) -> LoggedSteps:
-    """Return the steps of a log, and the mean seconds of each phase besides the first step's."""
-    steps, phases = list[Step](), list[dict[str, float]]()
+    """Return the steps of a log with their phases, and what these say."""
+    steps, texts = list[Step](), dict[str, str]()
     for match in _STEP.finditer(log):
         texts = dict(_VALUE.findall(match[2]))
-        if SECONDS not in texts:
+        if not (step_s := read_number(texts.get(SECONDS, "")) or 0.0):
             continue
-        numbers = {name: read_number(text) for name, text in texts.items()}
+        timers = {name: read_number(texts.get(f"{PHASE}{name}", "")) for name in TIMERS}
         steps.append(
             Step(
                 number=int(match[1]),
-                seconds=numbers[SECONDS],
-                gpu_tokens_per_s=numbers.get(SPEED),
+                seconds=step_s,
+                gpu_tokens_per_s=read_number(texts.get(SPEED, "")),
                 memory_bytes=gib_to_bytes(texts[RESERVED]) if RESERVED in texts else None,
                 flaw=first_flaw({"loss": texts.get(LOSS, ""), "grad_norm": texts.get(GRADIENT, "")}),
                 position=match.start(),
+                phases=named(timers, TIMERS, step_s),
             )
         )
-        phases.append(
-            {name[len(PHASE) :]: value for name, value in numbers.items() if value and name.startswith(PHASE)}
-        )
-    later = phases[1:] or phases
-    extra: dict[str, Value] = {
-        f"{name}_s": sum(each.get(name, 0.0) for each in later) / len(later) for name in (later[-1] if later else ())
-    }
     peak = max((step.memory_bytes or 0 for step in steps), default=0)
-    return LoggedSteps(steps=steps, peak_bytes=peak or None, extra=extra)
+    logged = LoggedSteps(steps=steps, peak_bytes=peak or None)
+    return replace(logged, findings=findings(logged.phases, _answers(texts), SETTINGS))
+
+
+def _answers(texts: Mapping[str, str]) -> Answers:
+    """Return the answers of the last step: by the time that each took, else by their lengths."""
+    for name, unit in ((f"{PHASE}agent_loop/generate_sequences", "s"), ("response_length", "tokens")):
+        mean, longest = (read_number(texts.get(f"{name}/{which}", "")) for which in ("mean", "max"))
+        if mean and longest:
+            return Answers(mean=mean, longest=longest, unit=unit)
+    return Answers()
