@@ -163,7 +163,14 @@ def test_runners_and_the_record_stand_side_by_side() -> None:
 
 
 def test_the_main_package_imports_none_of_its_siblings() -> None:
-    siblings = {"zenith_calibration", "zenith_checkpoint", "zenith_kubernetes", "zenith_mimo", "zenith_rl", "layoutbench"}
+    siblings = {
+        "zenith_calibration",
+        "zenith_checkpoint",
+        "zenith_kubernetes",
+        "zenith_mimo",
+        "zenith_rl",
+        "layoutbench",
+    }
     found = set()
     for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
