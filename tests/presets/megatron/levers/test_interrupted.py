@@ -15,7 +15,7 @@ import pytest
 from tests.presets.megatron.levers.test_study import SPLIT, UNGROUPED, Tune
 from tests.standins.test_pretrain_gpt import STANDIN, placed
 from tests.started_processes import marked_processes, wait_until
-from tests.warm_process import WarmCommand
+from tests.warm_process import WarmCommand, zenithtune_words
 from zenith_tune.study.files import Json
 
 ALLOWED = ("--allow", "fp8+bf16_grads")
@@ -75,7 +75,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, Counter
     """Return what a study comes to that nothing disturbs, and what it ran."""
     folder = tmp_path_factory.mktemp("undisturbed")
     watched(folder, "nothing")
-    end = end_of(WarmCommand(arguments(folder), folder, os.environ))
+    end = end_of(WarmCommand(zenithtune_words(arguments(folder)), folder, os.environ))
     assert end["verdict"]["lever_speedup"] > 1
     return outcome(end), runs(folder)
 
@@ -91,13 +91,13 @@ def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
     tmp_path: Path, undisturbed: tuple[Json, Counter[str]], stop_at: str
 ) -> None:
     watched(tmp_path, stop_at)
-    tuner = WarmCommand(arguments(tmp_path), tmp_path, os.environ)
+    tuner = WarmCommand(zenithtune_words(arguments(tmp_path)), tmp_path, os.environ)
     wait_until((tmp_path / "reached").exists)
     tuner.kill()
     tuner.wait()
     (cut_off,) = (tmp_path / "runs").read_text().splitlines()[-1:]
     (tmp_path / "go").touch()
-    end = end_of(WarmCommand(arguments(tmp_path, "--resume"), tmp_path, os.environ))
+    end = end_of(WarmCommand(zenithtune_words(arguments(tmp_path, "--resume")), tmp_path, os.environ))
     assert outcome(end) == undisturbed[0]
     assert runs(tmp_path) - Counter([cut_off]) == undisturbed[1], "only what was cut off runs once more"
     assert marked_processes(tmp_path) == []
@@ -106,7 +106,7 @@ def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum: int, code: int) -> None:
     watched(tmp_path, "--fp8-format")
-    tuner = WarmCommand(arguments(tmp_path), tmp_path, os.environ)
+    tuner = WarmCommand(zenithtune_words(arguments(tmp_path)), tmp_path, os.environ)
     wait_until((tmp_path / "reached").exists)
     tuner.send_signal(signum)
     end = end_of(tuner)
