@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import traceback
@@ -177,7 +176,7 @@ def _installed(group: str, path: tuple[tuple[str, int], ...]) -> EntryPoints:
 
 def _changed(path: str) -> int:
     try:
-        return os.stat(path).st_mtime_ns
+        return Path(path).stat().st_mtime_ns
     except OSError:
         return 0
 

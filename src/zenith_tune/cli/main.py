@@ -53,9 +53,7 @@ class ZenithTune(click.Group):
 
 
 def _packaged_commands() -> EntryPoints:
-    from zenith_tune.registry import (
-        entry_points,
-    )  # not at the top: only the list of commands and those of packages need it
+    from zenith_tune.registry import entry_points  # not at the top: few commands need it
 
     return entry_points("zenith_tune.commands")
 
