@@ -62,6 +62,7 @@ def test_the_calibrations_of_the_documentation_work_as_written(folder: Path) -> 
         assert mentions(done.stdout, "tok/s/GPU", "zenithtune plan")
 
 
+@pytest.mark.slow
 def test_a_placeholder_works_as_typed(folder: Path) -> None:
     assert "`TP={tp} bash train.sh`" in (ROOT / "docs" / "README.md").read_text()
     (folder / "train.sh").write_text(

@@ -15,6 +15,7 @@ import pytest
 from tests.presets.megatron.levers.test_study import SPLIT, UNGROUPED, Tune
 from tests.standins.test_pretrain_gpt import STANDIN, placed
 from tests.started_processes import marked_processes, wait_until
+from tests.thoroughness import few_quick
 from tests.warm_process import WarmCommand, zenithtune_words
 from zenith_tune.study.files import Json
 
@@ -103,7 +104,7 @@ def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
     assert marked_processes(tmp_path) == []
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), few_quick([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 1))
 def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum: int, code: int) -> None:
     watched(tmp_path, "--fp8-format")
     tuner = WarmCommand(zenithtune_words(arguments(tmp_path)), tmp_path, os.environ)
@@ -117,6 +118,7 @@ def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum
     assert "fp8=tensorwise" in left and end["verdict"]["lever_speedup"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
