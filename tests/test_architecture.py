@@ -66,12 +66,22 @@ def _imported(node: ast.ImportFrom) -> Iterator[str]:
         yield home or (within if within in MODULES else str(node.module))
 
 
+def statements(path: Path) -> Iterator[ast.AST]:
+    """Yield every statement of a file, also those inside others; what is inside expressions is no import."""
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        yield node
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, inner, ())
+
+
 @functools.cache
 def imports() -> set[tuple[str, str]]:
     """Return every import between modules of the package, also those inside functions, as (importer, imported)."""
     found = set()
     for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(path):
             if isinstance(node, ast.ImportFrom):
                 if node.level and path.parent.name == "hooks":  # there is another package around them in a trial
                     node.module = f"zenith_tune.hooks.{node.module}" if node.module else "zenith_tune.hooks"
@@ -173,7 +183,7 @@ def test_the_main_package_imports_none_of_its_siblings() -> None:
     }
     found = set()
     for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(path):
             if isinstance(node, ast.Import):
                 found |= {(name, alias.name) for alias in node.names if alias.name.split(".")[0] in siblings}
             elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in siblings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -98,7 +99,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return every known name, built-ins and plugins alike, without importing any."""
-        names = {*self._built_in, *self._classes, *(point.name for point in self._entry_points())}
+        names = {*self._built_in, *self._classes, *entry_points(self.entry_point_group).names}
         return sorted(names - self._broken)
 
     def name_of(self, cls: type[T]) -> str:
@@ -143,13 +144,8 @@ class Registry(Generic[T]):
             return True
         return all(hasattr(cls, name) for name in vars(self.contract) if not name.startswith("_"))
 
-    def _entry_points(self) -> EntryPoints:
-        from importlib import metadata  # not at the top: it costs more than the rest of this module
-
-        return metadata.entry_points(group=self.entry_point_group)
-
     def _load_plugin(self, name: str) -> None:
-        for point in self._entry_points():
+        for point in entry_points(self.entry_point_group):
             if point.name != name:
                 continue
             try:
@@ -176,6 +172,25 @@ def of_sibling(place: str, what: str, extra: str) -> Any:
         if error.name != module.partition(".")[0]:
             raise
         raise MissingPackageError(what, extra) from None
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return the entry points of a group; installed packages are read again only where a folder of them changed."""
+    return _installed(group, tuple((folder, _changed(folder or ".")) for folder in sys.path))
+
+
+@functools.lru_cache(maxsize=16)
+def _installed(group: str, path: tuple[tuple[str, int], ...]) -> EntryPoints:
+    from importlib import metadata  # not at the top: it costs more than the rest of this module
+
+    return metadata.entry_points(group=group)
+
+
+def _changed(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def import_file(path: Path, what: str) -> types.ModuleType:

@@ -128,6 +128,7 @@ print("SPLIT " + json.dumps([[sum(name[:7] == "layers." for name in each) for ea
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_its_pipelines_have_the_layers_that_are_planned() -> None:
     if not has_toml():

@@ -57,9 +57,9 @@ class ZenithTune(click.Group):
 
 
 def _packaged_commands() -> EntryPoints:
-    from importlib import metadata  # not at the top: only the list of commands and those of packages need it
+    from zenith_tune.registry import entry_points  # not at the top: few commands need it
 
-    return metadata.entry_points(group="zenith_tune.commands")
+    return entry_points("zenith_tune.commands")
 
 
 @click.group(cls=ZenithTune, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

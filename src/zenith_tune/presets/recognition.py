@@ -6,6 +6,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from zenith_tune.registry import entry_points
+
 FRAMEWORKS = {
     "accelerate": "accelerate",
     "automodel": "automodel",
@@ -59,9 +61,7 @@ def command_module(name: str) -> ModuleType | None:
     """Return the light module that knows a preset's commands: a built-in one's, or what a plug-in's package names."""
     if name in FRAMEWORKS:
         return importlib.import_module(f"zenith_tune.presets.{FRAMEWORKS[name]}.command")
-    from importlib import metadata  # not at the top, as most commands are of a built-in preset
-
-    return next((point.load() for point in metadata.entry_points(group=GROUP, name=name)), None)
+    return next((point.load() for point in entry_points(GROUP).select(name=name)), None)
 
 
 def _ask(name: str, question: str, command: str, *, default: Any) -> Any:

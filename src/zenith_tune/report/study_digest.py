@@ -100,8 +100,10 @@ MAX_CAUSES = 6
 class StudyDigest:
     """The digest of a study that may still run; what cannot change any more is worked out once."""
 
-    def __init__(self, source: StudySource) -> None:
+    def __init__(self, source: StudySource, diagnosis: list[str] | None = None) -> None:
+        """`diagnosis` is that of the study's fastest run, where it was just made."""
         self.source = source
+        self._diagnosis = diagnosis
         self._preset: RestoredPreset | None = None
         self._trials: dict[int, Json] = {}
         self._best: tuple[int | None, Json] = (None, {})
@@ -167,7 +169,10 @@ class StudyDigest:
             shown: Json | None = None
             if preset.planner is not None:
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
-                    lines = study_diagnosis(preset.preset, view.header.command, view.study) if preset.preset else []
+                    if self._diagnosis is not None:
+                        lines = self._diagnosis
+                    elif preset.preset is not None:
+                        lines = study_diagnosis(preset.preset, view.header.command, view.study)
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})

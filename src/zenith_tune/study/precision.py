@@ -108,18 +108,22 @@ def rank_trend(values: Sequence[float]) -> float:
 
     Without a trend it is close to a standard normal number, whatever the distribution of the samples.
     """
-    ranks = _ranks(values)
-    middle = (len(values) - 1) / 2
-    shared = sum((rank - middle) * (time - middle) for time, rank in enumerate(ranks))
-    spread = math.sqrt(sum((rank - middle) ** 2 for rank in ranks))
-    steps = math.sqrt(sum((time - middle) ** 2 for time in range(len(values))))
-    return shared / (spread * steps) * math.sqrt(len(values) - 1) if spread else 0.0
+    ranks, num = _ranks(values), len(values)
+    off = num * ((num - 1) / 2) ** 2  # the sums are those of ranks and times less their common mean
+    shared = sum(map(operator.mul, ranks, range(num))) - off
+    spread = sum(map(operator.mul, ranks, ranks)) - off
+    steps = num * (num**2 - 1) / 12
+    return shared / math.sqrt(spread * steps) * math.sqrt(num - 1) if spread else 0.0
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """Return the rank of each sample from 0; equal ones have their mean rank."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
+    if len(set(values)) == len(values):
+        for rank, index in enumerate(order):
+            ranks[index] = rank
+        return ranks
     start = 0
     for _, group in itertools.groupby(order, key=values.__getitem__):
         equals = list(group)

@@ -6,6 +6,7 @@ framework's code. Where runs may be of the framework's variant, each counts as t
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ UNFUSED_CONTAINER = re.compile(r"CI golden values lts\w*")
 UNFUSED_UNTIL = re.compile(r"golden last changed \w+ 2025")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryRows:
     """Runs of one framework as arrays."""
 
@@ -58,19 +59,30 @@ class MemoryRows:
         runs = [run for run, is_chosen in zip(self.runs, chosen, strict=True) if is_chosen]
         return replace(self, runs=runs, workload=self.workload.take(chosen), layouts=self.layouts.take(chosen))
 
-    @property
+    @functools.cached_property
     def measured_bytes(self) -> FloatArray:
         """The measured memory of each run; nan where there is none."""
         return np.array([run.memory_bytes or np.nan for run in self.runs])
 
+    @functools.cached_property
+    def variant(self) -> Self | None:
+        """The same runs as those of the framework's variant, where it has one."""
+        name = self.framework.variant
+        return replace(self, framework=load_framework(name)) if name else None
+
+    @functools.cached_property
+    def _stages(self) -> tuple[FloatArray, BoolArray]:
+        """The pipeline rank that each run's memory is of, and where that is the fullest one."""
+        measured_on, probed = np.array([MEASURED_ON.get(run.source, "") for run in self.runs]), probed_ranks(self.runs)
+        stage = np.where(measured_on == "last", self.layouts.pp - 1.0, 0.0)
+        return np.where(np.isnan(probed), stage, probed), (measured_on == "") & np.isnan(probed)
+
     def printed(self, coefficients: MemoryCoefficients) -> FloatArray:
         """Estimate what each run's source printed: the allocated peak of the rank that it measured."""
         rows = (self.workload, self.layouts, self.framework, coefficients)
-        measured_on, probed = np.array([MEASURED_ON.get(run.source, "") for run in self.runs]), probed_ranks(self.runs)
-        stage = np.where(measured_on == "last", self.layouts.pp - 1.0, 0.0)
-        if (measured_on == "").any():
-            stage = np.where(measured_on == "", fullest_stage(*rows), stage)
-        stage = np.where(np.isnan(probed), stage, probed)
+        stage, is_fullest = self._stages
+        if is_fullest.any():
+            stage = np.where(is_fullest, fullest_stage(*rows), stage)
         return estimate_memory(*rows, stage=stage).allocated_bytes
 
 
@@ -195,10 +207,9 @@ def _errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> FloatArray:
 
 def _both_errors(rows: MemoryRows, coefficients: MemoryCoefficients) -> tuple[FloatArray, FloatArray]:
     here = np.log(rows.printed(coefficients) / rows.measured_bytes)
-    if not rows.framework.variant:
+    if rows.variant is None:
         return here, here
-    variant = replace(rows, framework=load_framework(rows.framework.variant))
-    return here, np.log(variant.printed(coefficients) / rows.measured_bytes)
+    return here, np.log(rows.variant.printed(coefficients) / rows.measured_bytes)
 
 
 def _quantiles(errors: FloatArray, wider: float = 1.0) -> tuple[float, ...]:
