@@ -14,6 +14,7 @@ from tests import toy_plugin
 from tests.conftest import FAKE_TRAINER, ROOT
 from tests.start_cost import assert_answers_quickly
 from tests.thoroughness import few_quick
+from zenith_tune import registry
 from zenith_tune.cli.main import cli, main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -287,7 +288,7 @@ def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> No
 def test_a_command_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
     words: list[str], extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: metadata.EntryPoints())
+    monkeypatch.setattr(registry, "entry_points", lambda _: metadata.EntryPoints())
     monkeypatch.setattr(cli, "commands", {})
     with pytest.raises(SystemExit) as ended:
         main(words)

@@ -128,9 +128,9 @@ class PlanCommand(RecordedCommand):
         known = {name for each in self.params for name in each.opts}
         # Looked for only where something else is asked than what is here, since that takes as long as a plan.
         if not PlanCommand.kinds and (ctx.resilient_parsing or not named <= known - {"--help-all"}):
-            from importlib import metadata
+            from zenith_tune.registry import entry_points
 
-            PlanCommand.kinds = tuple(point.load() for point in metadata.entry_points(group="zenith_tune.plans"))
+            PlanCommand.kinds = tuple(point.load() for point in entry_points("zenith_tune.plans"))
             self.params += [each for kind in self.kinds for each in kind.params]
             known = {name for each in self.params for name in each.opts}
         for name in named & self.siblings.keys() - known:

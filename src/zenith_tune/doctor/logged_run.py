@@ -44,7 +44,7 @@ from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.mmengine import job as mmengine
 from zenith_tune.presets.nanotron import job as nanotron
 from zenith_tune.presets.torchtitan.log import timed_steps
-from zenith_tune.registry import typed
+from zenith_tune.registry import entry_points, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.trial_log import without_escapes
@@ -199,9 +199,7 @@ def logged_steps(log: str) -> LoggedSteps | None:
 
 def _brought() -> Iterator[Callable[[str], LoggedSteps]]:
     """Yield the readers of logs that installed packages bring."""
-    from importlib import metadata
-
-    for point in metadata.entry_points(group="zenith_tune.logs"):
+    for point in entry_points("zenith_tune.logs"):
         yield point.load()
 
 
