@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,11 +75,16 @@ IMPORTED = ("torch", "accelerate", "cmaes")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Import once what the workers would each import."""
+    """Import and prepare once what the workers would each import and prepare."""
     option = session.config.option
-    for name in IMPORTED if option.workers > 1 and not option.collectonly else ():
+    if option.workers < 2 or option.collectonly:
+        return
+    for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    make_databases_quick()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # the workers share the cores
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm_process import WarmCommand
+from tests.warm_process import WarmCommand, zenithtune_words
 from zenith_tune.runners.launch.process_tree import MARK
 
 _PATIENCE_S = 500.0
@@ -24,7 +24,7 @@ def start_process(*args: Any, **options: Any) -> subprocess.Popen[Any]:
 
 def start_forked(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> WarmCommand:
     """Start `zenithtune ARGUMENTS` in a process of its own, without the seconds that a new interpreter takes."""
-    process = WarmCommand(arguments, folder, environment)
+    process = WarmCommand(zenithtune_words(arguments), folder, environment)
     _STARTED.append(process)
     return process
 

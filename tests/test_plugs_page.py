@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.test_readme import blocks, run
+from tests.test_readme import blocks
+from tests.warm_process import run_python
 from zenith_tune import CategoricalParameter, Parameter, TuningPreset, testing
 from zenith_tune.presets.parts import CompletePreset, completed
 from zenith_tune.runners.base import Job, Runner
@@ -22,7 +23,8 @@ def test_every_example_of_the_page_passes_its_contract(tmp_path: Path) -> None:
     code = "\n\n".join(blocks(PAGE, "python"))
     (tmp_path / "test_page.py").write_text(code)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = run([sys.executable, "-m", "pytest", "-q", "-rA", "-W", "error", "-p", "no:cacheprovider", "."], tmp_path)
+    words = ["-m", "pytest", "-q", "-rA", "-W", "error", "-p", "no:cacheprovider", "."]
+    done = run_python(words, tmp_path, os.environ, timeout_s=500)
     assert done.returncode == 0, done.stdout
     suites = [name for name in testing.__all__ if name.endswith("Contract")]
     held = set(re.findall(r"class Test\w+\((\w+)\)", code))

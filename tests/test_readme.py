@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.mentions import mentions
+from tests.warm_process import run_python
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -47,7 +48,7 @@ def test_the_readmes_first_study_works_as_written(folder: Path) -> None:
 
 def test_the_planners_python_works_as_written(folder: Path) -> None:
     (code,) = blocks("docs/planner.md", "python")
-    done = run([sys.executable, "-c", code], folder)
+    done = run_python(["-c", code], folder, os.environ, timeout_s=500)
     assert done.returncode == 0, done.stderr
 
 
@@ -61,6 +62,7 @@ def test_the_calibrations_of_the_documentation_work_as_written(folder: Path) -> 
         assert mentions(done.stdout, "tok/s/GPU", "zenithtune plan")
 
 
+@pytest.mark.slow
 def test_a_placeholder_works_as_typed(folder: Path) -> None:
     assert "`TP={tp} bash train.sh`" in (ROOT / "docs" / "README.md").read_text()
     (folder / "train.sh").write_text(

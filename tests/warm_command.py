@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import optuna
-
 import zenith_tune
 from tests.quick_databases import make_databases_quick
 
@@ -17,6 +15,3 @@ for module in pkgutil.walk_packages(zenith_tune.__path__, "zenith_tune."):
     if not module.name.startswith(OF_OTHER_PROCESSES):
         importlib.import_module(module.name)
 make_databases_quick()
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-optuna.storages.RDBStorage("sqlite://").engine.dispose()
-optuna.logging.set_verbosity(optuna.logging.INFO)

@@ -160,16 +160,18 @@ class WarmProcess:
 
 
 class WarmCommand(WarmProcess):
-    """`zenithtune ARGUMENTS` in a folder."""
+    """`python WORDS` in a folder, with zenith_tune imported."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], streams: str | None = None
+    ) -> None:
+        """`streams` is the folder of what it prints."""
         start_server(COMMANDS)
-        streams = Path(tempfile.mkdtemp(dir=folder.parent))
-        self._out, self._err = streams / "out", streams / "err"
+        place = Path(streams or tempfile.mkdtemp(dir=folder.parent))
+        self._out, self._err = place / "out", place / "err"
         with self._out.open("w") as out, self._err.open("w") as err:
             files = {"out": out.fileno(), "err": err.fileno()}
-            program = f"from zenith_tune.cli.main import main; main({list(arguments)!r})"
-            super().__init__(COMMANDS, ["-c", program], folder=folder, env=environment, **files)
+            super().__init__(COMMANDS, words, folder=folder, env=environment, **files)
         self.stdout = self
         self._num_read = 0
 
@@ -195,16 +197,29 @@ class WarmCommand(WarmProcess):
         return line.decode()
 
 
+def zenithtune_words(arguments: Sequence[str]) -> list[str]:
+    """Return what Python is called with for `zenithtune ARGUMENTS`."""
+    return ["-c", f"from zenith_tune.cli.main import main; main({list(arguments)!r})"]
+
+
 def run_command(
     arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     """Run `zenithtune ARGUMENTS` in a folder, as subprocess.run would."""
-    command = WarmCommand(arguments, folder, environment)
-    try:
-        out, err = command.communicate(timeout_s)
-    finally:
-        command.kill()
-        code = command.wait()
+    return run_python(zenithtune_words(arguments), folder, environment, timeout_s)
+
+
+def run_python(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` in a folder, as subprocess.run would, with zenith_tune imported."""
+    with tempfile.TemporaryDirectory() as streams:
+        command = WarmCommand(words, folder, environment, streams)
+        try:
+            out, err = command.communicate(timeout_s)
+        finally:
+            command.kill()
+            code = command.wait()
     return subprocess.CompletedProcess(command.args, code, out, err)
 
 

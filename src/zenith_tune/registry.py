@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -12,8 +13,9 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from zenith_tune.errors import MissingPackageError, UnknownNameError, UsageError
@@ -56,9 +58,9 @@ class Registry(Generic[T]):
         built_in: dict[str, str],
         *,
         contract: type[T] | None = None,
-        siblings: Collection[str] = (),
+        siblings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`siblings` are in other packages of this project: the extra of the same name installs each."""
+        """`siblings` are in other packages of this project, each with the extra that installs it."""
         self.kind = kind
         self.contract = contract
         self.entry_point_group = entry_point_group
@@ -90,14 +92,14 @@ class Registry(Generic[T]):
         if name not in self._classes:
             self._load_plugin(name)
         if name not in self._classes and name in self._siblings and name not in self._broken:
-            raise MissingPackageError(f"{self.kind} {name}", name)
+            raise MissingPackageError(f"{self.kind} {name}", self._siblings[name])
         if name not in self._classes:
             raise UnknownNameError(self.kind, name, self.names())
         return self._classes[name]
 
     def names(self) -> list[str]:
         """Return every known name, built-ins and plugins alike, without importing any."""
-        names = {*self._built_in, *self._classes, *(point.name for point in self._entry_points())}
+        names = {*self._built_in, *self._classes, *entry_points(self.entry_point_group).names}
         return sorted(names - self._broken)
 
     def name_of(self, cls: type[T]) -> str:
@@ -142,13 +144,8 @@ class Registry(Generic[T]):
             return True
         return all(hasattr(cls, name) for name in vars(self.contract) if not name.startswith("_"))
 
-    def _entry_points(self) -> EntryPoints:
-        from importlib import metadata  # not at the top: it costs more than the rest of this module
-
-        return metadata.entry_points(group=self.entry_point_group)
-
     def _load_plugin(self, name: str) -> None:
-        for point in self._entry_points():
+        for point in entry_points(self.entry_point_group):
             if point.name != name:
                 continue
             try:
@@ -164,6 +161,36 @@ class Registry(Generic[T]):
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
+
+
+def of_sibling(place: str, what: str, extra: str) -> Any:
+    """Return what is at `module:name`, also of another package of this project, or say how to install that."""
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise MissingPackageError(what, extra) from None
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return the entry points of a group; installed packages are read again only where a folder of them changed."""
+    return _installed(group, tuple((folder, _changed(folder or ".")) for folder in sys.path))
+
+
+@functools.lru_cache(maxsize=16)
+def _installed(group: str, path: tuple[tuple[str, int], ...]) -> EntryPoints:
+    from importlib import metadata  # not at the top: it costs more than the rest of this module
+
+    return metadata.entry_points(group=group)
+
+
+def _changed(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def import_file(path: Path, what: str) -> types.ModuleType:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.warm_process import run_python
 
 
 def attacked(tmp_path: Path, *options: str) -> dict[str, dict[str, int]]:
     output = tmp_path / "found.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "fuzz.py"), *options, "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    words = [str(ROOT / "benchmarks" / "fuzz.py"), *options, "--output", str(output)]
+    done = run_python(words, tmp_path, os.environ, timeout_s=800)
     assert output.exists(), done.stderr
     found: dict[str, dict[str, int]] = json.loads(output.read_text())
     return found

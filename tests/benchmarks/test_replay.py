@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
+from tests.warm_process import run_python
 from zenith_tune.errors import ConsecutiveDuplicateLimitExceeded, ConsecutivePruneLimitExceeded, TrialExhausted
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.strategies.base import EvalFunction, TuningStrategy
@@ -192,8 +194,7 @@ def test_the_heuristic_is_mapped_onto_the_record_and_what_it_cannot_reach_is_rep
 
 
 def run_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    return run_python([str(SCRIPT), *map(str, arguments)], ROOT, os.environ, timeout_s=500)
 
 
 @pytest.mark.parametrize(

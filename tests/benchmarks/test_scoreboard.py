@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import pytest
 
 from tests.data_folder import measured_data
 from tests.mentions import mentions
+from tests.warm_process import run_python
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scoreboard.py"
 ERRORS = {"n", "median_abs_pct", "mean_abs_pct", "max_abs_pct"}
 
 
 def scoreboard(*arguments: str | Path) -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT), "--json", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
+    result = run_python([str(SCRIPT), "--json", *map(str, arguments)], SCRIPT.parent, os.environ, timeout_s=850)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -66,8 +65,7 @@ def test_runs_that_are_judged_are_not_fitted_to(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--json", "--fit", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    result = run_python([str(SCRIPT), "--json", "--fit", str(tmp_path)], SCRIPT.parent, os.environ, timeout_s=500)
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1 and mentions(result.stderr, tmp_path)
 

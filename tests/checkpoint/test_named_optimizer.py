@@ -11,6 +11,7 @@ import pytest
 
 from tests.checkpoint.shard_files import need_torch
 from tests.mentions import mentions
+from tests.thoroughness import few_quick
 from zenith_checkpoint.convert import Target, merge, reshard
 from zenith_checkpoint.model_shape import ModelShape
 from zenith_checkpoint.output_place import Format
@@ -170,7 +171,7 @@ def target(tp: int, pp: int, kind: Format | None = None) -> Target:
 
 
 @pytest.mark.parametrize("num_groups", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("before", "after"), [((1, 1), (2, 2)), ((2, 2), (1, 1)), ((4, 1), (2, 4))])
+@pytest.mark.parametrize(("before", "after"), few_quick([((4, 1), (2, 4)), ((1, 1), (2, 2)), ((2, 2), (1, 1))], 1))
 def test_three_further_steps_in_another_layout_are_those_without_a_change(
     tmp_path: Path, before: tuple[int, int], after: tuple[int, int], num_groups: int
 ) -> None:

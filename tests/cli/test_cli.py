@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests import toy_plugin
 from tests.conftest import FAKE_TRAINER, ROOT
 from tests.start_cost import assert_answers_quickly
 from tests.thoroughness import few_quick
+from zenith_tune import registry
+from zenith_tune.cli.main import cli, main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 MEGATRON = ("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16")
@@ -269,6 +272,27 @@ def test_help_lists_common_options_by_group_and_help_all_lists_all() -> None:
 def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> None:
     given = ("--dry-run", "--evaluator", "duration", "--space", "x=1,2,3")
     done = zenithtune("optimize", *given, "--", "python", "train.py", "--x", "2")
-    assert re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE) == ["your", "x=1", "x=3"], (
-        done.stdout + done.stderr
-    )
+    shown = re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE)
+    assert shown == ["your", "x=1", "x=3"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["calibrate", "--rows", "runs.csv", "--output", "mine.json"], "calibration"),
+        (["probe", "--", "python", "pretrain_gpt.py"], "calibration"),
+        (["plan", "--probe", "2", "--", "python", "pretrain_gpt.py"], "calibration"),
+        (["checkpoint", "merge", "old"], "checkpoint"),
+        (["watch"], "kubernetes"),
+    ],
+)
+def test_a_command_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
+    words: list[str], extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda _: metadata.EntryPoints())
+    monkeypatch.setattr(cli, "commands", {})
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"'zenith-tune[{extra}]'" in err

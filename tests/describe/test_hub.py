@@ -13,6 +13,7 @@ import pytest
 
 from tests.describe.fake_hub import fake_hub
 from tests.requirements import need_module
+from tests.warm_process import run_python
 
 SCRIPT = """
 import sys
@@ -49,8 +50,8 @@ def read(endpoint: str, tmp_path: Path) -> Read:
     def run(model: str, python_code: str = SCRIPT, **settings: str) -> str:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         env = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1", **settings}
-        command = [sys.executable, "-W", "error", "-c", python_code, model]
-        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        strict = f"import warnings\nwarnings.simplefilter('error')\n{python_code}"
+        done = run_python(["-c", strict, model], tmp_path, env, timeout_s=500)
         assert done.stderr == ""
         assert done.returncode == 0
         [line] = done.stdout.splitlines()

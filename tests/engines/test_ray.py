@@ -22,6 +22,7 @@ from tests.requirements import need_module
 from tests.started_processes import marked_processes, start_process, wait_until
 from tests.study_tools import Witness, tune
 from tests.tuning.injected_faults import injected_fault
+from tests.warm_process import run_python
 from zenith_tune import Outcome
 from zenith_tune.errors import SystemFaultError, UsageError
 from zenith_tune.evaluators.failures.failures import FailureKind
@@ -275,7 +276,7 @@ def test_a_killed_node_is_named_and_its_gang_ended(
         ray_nodes.run(tmp_path / "never", "echo $NODE_RANK", Resources(nodes=2, gpus_per_node=8)).wait(500)
 
 
-def test_without_ray_the_extra_is_named() -> None:
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['ray'] = None\n"
         "from zenith_tune.study.resources import Resources; from zenith_tune.runners.ray.runner import RayRunner\n"
@@ -283,7 +284,7 @@ def test_without_ray_the_extra_is_named() -> None:
         "try: RayRunner().prepare(Resources())\n"
         "except UsageError as error: print(error)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
+    ran = run_python(["-c", program], tmp_path, os.environ, timeout_s=500)
     assert "pip install 'zenith-tune[ray]'" in ran.stdout, ran.stderr
 
 

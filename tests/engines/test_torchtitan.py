@@ -23,7 +23,7 @@ from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module, skip
 from tests.thoroughness import few_quick
 from tests.warm_process import warm_python
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.measured_rows import read_measured
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.stages import layers_before_unit_chunk
 from zenith_tune.presets.torchtitan.command import titan_run
@@ -128,6 +128,7 @@ print("SPLIT " + json.dumps([[sum(name[:7] == "layers." for name in each) for ea
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_its_pipelines_have_the_layers_that_are_planned() -> None:
     if not has_toml():

@@ -120,9 +120,8 @@ def test_a_script_with_options_is_planned_and_its_trial_trains_the_same_batch(
     assert not (tmp_path / "own").exists(), "nothing is saved, neither by the trials nor by the baseline"
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "search", "num_trials"), [(1, "default", 5), pytest.param(2, "mbs", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("num_ranks", "search", "num_trials"), [(1, "default", 5), (2, "mbs", 2)])
+@pytest.mark.slow
 def test_points_that_differ_in_batch_and_checkpointing_share_one_start(
     zenithtune: Tune, tmp_path: Path, num_ranks: int, search: str, num_trials: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.probe.fake_torch import CUDA, NO_CUDA, run_hooked, write_torch
+from tests.calibration.probe.fake_torch import CUDA, NO_CUDA, run_hooked, write_torch
 
 STEPS = "from torch.optim import Optimizer\na = Optimizer()\nfor _ in range(3): a.step()\nprint('trained')\n"
 
@@ -80,9 +80,9 @@ def test_a_torch_without_such_hooks_is_left_alone(tmp_path: Path, record: Path) 
 
 
 def test_a_program_without_torch_is_left_alone(record: Path) -> None:
-    done = run_hooked(
-        "import json\nprint(json.dumps(1))\ntry:\n    import torch.optim\nexcept ImportError: pass", record=record
-    )
+    absent = "import sys\nsys.modules['torch'] = None\n"
+    program = "import json\nprint(json.dumps(1))\ntry:\n    import torch.optim\nexcept ImportError: pass"
+    done = run_hooked(absent + program, record=record)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 

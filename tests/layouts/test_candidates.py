@@ -14,7 +14,7 @@ from zenith_tune.layouts.candidates import PIECE, Candidates, Choices
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.layouts.layout_batch import layout_at
 from zenith_tune.layouts.pipeline import is_laid_out, layers_per_chunk
-from zenith_tune.layouts.rules import RULES, JobFacts, broken_rules, legal
+from zenith_tune.layouts.rules import RULES, WORLD, JobFacts, first_reason, legal
 from zenith_tune.layouts.search_space import SearchSpace
 
 SMALL = ModelSpec(
@@ -71,7 +71,8 @@ def test_the_widest_space_is_the_whole_product_less_what_breaks_a_rule(model: Mo
     at = job(seq_len=96)
     found = layouts(Candidates(model, at, size, size, SearchSpace.named("all")))
     product = brute_force(size, size, model.num_layers)
-    expected = {layout for layout in product if not broken_rules(model, at, layout) and is_new(model, layout)}
+    rules, facts = (WORLD, *RULES.values()), JobFacts.of(model, at)
+    expected = {layout for layout in product if first_reason(rules, facts, layout) is None and is_new(model, layout)}
     assert len(found) == len(set(found))
     assert set(found) == expected
 

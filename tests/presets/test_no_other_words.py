@@ -18,6 +18,7 @@ from tests.presets.torchtitan.jobs import TOML
 from tests.presets.trainer.runs import OPTIONS as TRAINER
 from zenith_tune import PresetTuner
 from zenith_tune.shell.options import canonical
+from zenith_tune.study.parameters import Value
 
 SWIFT = "megatron sft --model some --micro_batch_size 2 --global_batch_size 16"
 PRETRAIN = (
@@ -74,8 +75,8 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("job.toml").write_text(TOML)
 
 
-def commands(preset: str) -> Iterator[str]:
-    for body, front, behind in itertools.product(PRESETS[preset][0], FRONTS, BEHIND):
+def commands(body: str) -> Iterator[str]:
+    for front, behind in itertools.product(FRONTS, BEHIND):
         yield f"{front}{body}{behind}"
 
 
@@ -99,13 +100,15 @@ def others(before: str, after: str, options: str) -> list[str]:
 def test_a_command_has_no_words_but_the_users_and_the_options_of_its_preset(
     preset: str, exported: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, args, options = PRESETS[preset]
+    bodies, args, options = PRESETS[preset]
     if exported is not None:
         monkeypatch.setenv("LAYOUT", exported)
-    for command in commands(preset):
-        made = PresetTuner(command, preset.partition(" ")[0], tune_args=args).preset
-        points = list(itertools.islice(made.points(), 0, 2000, 397))
-        assert points
-        for point in points:
-            edited = made.result_command(command, point, tmp_path) or made.apply_parameters(command, point)
-            assert others(command, edited, options) == [], edited
+    for body in bodies:
+        points: list[dict[str, Value]] = []  # whatever stands around it, it is the same job
+        for command in commands(body):
+            made = PresetTuner(command, preset.partition(" ")[0], tune_args=args).preset
+            points = points or list(itertools.islice(made.points(), 0, 2000, 397))
+            assert points
+            for point in points:
+                edited = made.result_command(command, point, tmp_path) or made.apply_parameters(command, point)
+                assert others(command, edited, options) == [], edited

@@ -14,7 +14,10 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
     "arguments",
     [
         [*LARGE, "--pareto"],
-        ["--model", "qwen3-235b-a22b", "--cluster", "h100x256", "--gbs", "510", "--seq", "4096"],
+        pytest.param(
+            ["--model", "qwen3-235b-a22b", "--cluster", "h100x256", "--gbs", "510", "--seq", "4096"],
+            marks=pytest.mark.slow,
+        ),
         ["--model", "qwen3-30b-a3b", "--cluster", "h100x32", "--gbs", "64", "--seq", "4096", "--what-if", "mem=+60"],
         [
             "--model",

@@ -10,26 +10,25 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.conftest import FAKE_TRAINER, ROOT
-from tests.started_processes import start_process
+from tests.conftest import FAKE_TRAINER
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
+from tests.warm_process import COMMANDS, WarmProcess, start_server, zenithtune_words
 from zenith_tune import Direction, Outcome, Trial
 from zenith_tune.report.terminal.terminal import gain_text
 from zenith_tune.report.terminal.trial_table import early_lines, trial_table
 from zenith_tune.report.terminal.verbose import VerboseReporter
 from zenith_tune.study.study import Study
 
-CLI = [sys.executable, "-m", "zenith_tune.cli.main"]
 TRAIN = [sys.executable, str(FAKE_TRAINER)]
 
 
-def run_in_terminal(arguments: list[str], cwd: Path, columns: int = 80, program: list[str] = CLI) -> str:
+def run_in_terminal(arguments: list[str], cwd: Path) -> str:
     """Run the command line in a real pseudo-terminal and return everything that it drew."""
     ours, theirs = pty.openpty()
-    env = {**os.environ, "COLUMNS": str(columns), "LINES": "40", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    command = [*program, *arguments]
-    process = start_process(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    env = {**os.environ, "COLUMNS": "80", "LINES": "40", "TERM": "xterm"}
+    start_server(COMMANDS)
+    process = WarmProcess(COMMANDS, zenithtune_words(arguments), folder=cwd, env=env, out=theirs, err=theirs)
     os.close(theirs)
     drawn = b""
     while True:

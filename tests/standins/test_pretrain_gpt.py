@@ -60,13 +60,12 @@ def placed_with_calculator(folder: Path, version: str = "0.20") -> Path:
 @pytest.mark.parametrize(
     ("model", "version"),
     [
-        pytest.param(
-            model, version, id=f"{name}-{version}", marks=[] if name + version == "experts0.20" else pytest.mark.slow
-        )
+        pytest.param(model, version, id=f"{name}-{version}")
         for name, model in {"dense": DENSE, "uneven": UNEVEN, "experts": EXPERTS}.items()
         for version in ("0.7", "0.12", "0.16", "0.20")
     ],
 )
+@pytest.mark.slow
 def test_no_trial_of_a_study_is_refused(zenithtune: Tune, tmp_path: Path, model: str, version: str) -> None:
     script = placed(tmp_path, version)
     # A wide random sample meets more corners than the few trials that guided tuning wants.

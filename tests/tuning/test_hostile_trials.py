@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from tests import toy_plugin
 from tests.started_processes import marked_processes, start_process, wait_until
 from tests.study_tools import Asks, Witness, tune
 from tests.toy_preset import ToyPreset
-from tests.tuning.test_interruption import start, start_interpreter
+from tests.tuning.test_interruption import start
+from tests.warm_process import run_command
 from zenith_tune import Outcome, PresetTuner, TuningEvaluator
 from zenith_tune.errors import StudyError, TrialExhausted, UsageError
 from zenith_tune.runners.local.runner import LocalRunner
@@ -124,7 +125,7 @@ def test_a_process_that_shed_its_mark_and_its_session_is_ended_too(tmp_path: Pat
 
 
 def test_sigquit_is_an_orderly_stop(tmp_path: Path) -> None:
-    tuner = start_interpreter(tmp_path, f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'")
+    tuner = start(tmp_path, f"sh -c 'touch {tmp_path}/on; sleep 1000; echo {{x}}'")
     wait_until((tmp_path / "on").exists)
     tuner.send_signal(signal.SIGQUIT)
     tuner.communicate(timeout=500)
@@ -287,9 +288,10 @@ def test_a_presets_files_stay_in_the_trials_folder(tmp_path: Path) -> None:
         ["--preset", "demo", "--db", "foo://u:abcdefghijklmnop1234@127.0.0.1:1/x", "--", "true"],
     ],
 )
-def test_no_error_message_shows_a_secret(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "zenith_tune.cli.main", "optimize", "-v", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+def test_no_error_message_shows_a_secret(
+    zenithtune: Callable[..., subprocess.CompletedProcess[str]], arguments: list[str]
+) -> None:
+    done = zenithtune("optimize", "-v", *arguments)
     assert done.returncode == 2, done
     assert "abcdefghijklmnop1234" not in done.stdout + done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -322,10 +324,8 @@ def test_a_working_folder_that_is_deleted_stops_the_study_which_keeps_its_result
     (tmp_path / "t.sh").write_text(f"echo value: $1; [ $1 != 2 ] || rm -r {work}\n")
     space = ("--space", "x=1,2,3", "--objective", r"value: (\S+)", "--strategy", "grid", "--no-baseline")
     study = ("--study-name", "s", "--output-dir", str(out))
-    done = subprocess.run(
-        [sys.executable, "-m", "zenith_tune.cli.main", "optimize", *space, *study, "--", "bash", "../t.sh", "{x}"],
-        cwd=work, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    arguments = ["optimize", *space, *study, "--", "bash", "../t.sh", "{x}"]
+    done = run_command(arguments, work, os.environ, timeout_s=500)
     assert done.returncode == 1 and str(work) in done.stderr.splitlines()[-1], done.stderr
     trials = json.loads((out / "s/study.json").read_text())["trials"]
     assert [trial["value"] for trial in trials] == [1, 2]

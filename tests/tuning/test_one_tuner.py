@@ -6,8 +6,6 @@ import errno
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,19 +13,19 @@ from typing import IO
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.started_processes import start_process, wait_until
+from tests.started_processes import wait_until
 from tests.study_tools import tune
 from tests.thoroughness import few_quick
+from tests.warm_process import WarmCommand
 from zenith_tune.errors import StudyError
 
 HOLD = """
-import sys
+import signal, sys
 from pathlib import Path
 from tests.study_tools import tune
 tune(Path(sys.argv[1]), sys.argv[2], baseline=False).optimize()
 (Path(sys.argv[1]) / "ended").touch()
-sys.stdin.read()
+signal.pause()
 """
 
 
@@ -40,19 +38,18 @@ def resume(tmp_path: Path) -> float | None:
 
 
 @contextmanager
-def running_tuner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def running_tuner(tmp_path: Path) -> Iterator[WarmCommand]:
     """Run a study in another process, which lives on when its study has ended, as that of a notebook does."""
-    argv = [sys.executable, "-c", HOLD, str(tmp_path), waiting_command(tmp_path)]
-    holder = start_process(
-        argv, cwd=ROOT, text=True, stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    with holder:
-        try:
-            wait_until((tmp_path / "out/s/trials/0000/process").exists)
-            yield holder
-        finally:
-            holder.kill()
-            (tmp_path / "go").touch()  # its trial ends by itself
+    work = tmp_path / "work"
+    work.mkdir()
+    holder = WarmCommand(["-c", HOLD, str(tmp_path), waiting_command(tmp_path)], work, os.environ)
+    try:
+        wait_until((tmp_path / "out/s/trials/0000/process").exists)
+        yield holder
+    finally:
+        holder.kill()
+        holder.wait()
+        (tmp_path / "go").touch()  # its trial ends by itself
 
 
 def remove_locks(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import click
 from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, path_option, refuse_file, study_place
 from zenith_tune.errors import UsageError
-from zenith_tune.units import format_file_size
+from zenith_tune.units import MIB
 
 
 @click.command(short_help="Write a study into one file, to MLflow or Weights & Biases, or for TensorBoard.")
@@ -49,7 +49,7 @@ def export(study: str | None, **options: Any) -> int:
             problem = f"--bundle {str(bundle)!r} cannot be written ({error.strerror})"
             raise UsageError(problem, hint="give another path") from error
         size = bundle.stat().st_size
-        click.echo(f"{bundle}: {view.study.what_ran}, {format_file_size(size)}; zenithtune import {bundle}")
+        click.echo(f"{bundle}: {view.study.what_ran}, {size / MIB:.2f} MiB; zenithtune import {bundle}")
     if uri is not None:
         from zenith_tune.exports import export_to_mlflow
 

@@ -23,11 +23,15 @@ class ZenithTune(click.Group):
     """All commands: each in a module of its own, or brought by an installed package through an entry point."""
 
     modules = (
-        *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
+        *("doctor", "export", "guide", "optimize", "plan", "recover", "report", "serve"),
         *("studies.compare", "studies.import_", "studies.list", "studies.resume"),
     )
     """Modules of this folder, each of its command's name."""
-    siblings: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint", "recommend": "kubernetes", "watch": "kubernetes"}
+    siblings: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("calibrate", "probe"), "calibration"),
+        "checkpoint": "checkpoint",
+        **dict.fromkeys(("recommend", "watch"), "kubernetes"),
+    }
     """Commands of this project's other packages, with the extra that installs each."""
 
     @property
@@ -60,9 +64,9 @@ class ZenithTune(click.Group):
 
 
 def _packaged_commands() -> EntryPoints:
-    from importlib import metadata  # not at the top: only the list of commands and those of packages need it
+    from zenith_tune.registry import entry_points  # not at the top: few commands need it
 
-    return metadata.entry_points(group="zenith_tune.commands")
+    return entry_points("zenith_tune.commands")
 
 
 @click.group(cls=ZenithTune, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

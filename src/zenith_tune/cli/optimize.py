@@ -19,7 +19,7 @@ from zenith_tune.units import GIB
 if TYPE_CHECKING:
     from zenith_tune.tuner import PresetTuner
     from zenith_tune.tuning.config import StudyConfig
-    from zenith_tune.tuning.events import StudyListener
+    from zenith_tune.tuning.events import StudyEnd, StudyListener
 
 SCREEN = ("verbose", "quiet", "diff")
 """Options about what is printed."""
@@ -116,14 +116,14 @@ def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_
     from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
     from zenith_tune.report.terminal.verbose import VerboseReporter
     from zenith_tune.shell.command_diff import command_diff
-    from zenith_tune.tuning.events import StudyEnd, StudyListener
+    from zenith_tune.tuning.events import StudyListener
 
     # A live display and JSON on one terminal would write over one another.
     console, live = Console(stderr=as_json, highlight=False), not (as_json and sys.stdout.isatty())
     people: StudyListener
 
     def page(end: StudyEnd) -> Path | None:
-        return _write_page(tuner)
+        return _write_page(tuner, end)
 
     if as_json and (quiet or diff):
         people = StudyListener()
@@ -141,7 +141,7 @@ def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_
     return JsonLinesReporter(sys.stdout, people) if as_json else people
 
 
-def _write_page(tuner: PresetTuner) -> Path | None:
+def _write_page(tuner: PresetTuner, end: StudyEnd) -> Path | None:
     """Write the study's page into its folder; None where there is nothing to show, or no room for it."""
     from zenith_tune.record.reader import StudyReader
     from zenith_tune.report.html.page import render_page
@@ -151,7 +151,8 @@ def _write_page(tuner: PresetTuner) -> Path | None:
     place = tuner.config.place
     path, reader = place.folder.page, StudyReader(place.database_url, place.study_name)
     try:
-        write_atomically(path, render_page(StudyDigest(reader).object()))
+        diagnosis = end.diagnosis if end.study.is_sound else []
+        write_atomically(path, render_page(StudyDigest(reader, diagnosis or None).object()))
     except (OSError, ZenithTuneError):
         return None
     return path

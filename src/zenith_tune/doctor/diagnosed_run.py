@@ -15,6 +15,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
+from zenith_tune.evaluators.steps import PhaseFinding
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, recognised
 from zenith_tune.presets.levers import Lever
@@ -54,6 +55,10 @@ class Measured:
     """Why the run failed, in one line; empty where it did not."""
     causes: tuple[Cause, ...] = ()
     """Causes that the log shows."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase of a step, the longest first, where it has several."""
+    phase_findings: tuple[PhaseFinding, ...] = ()
+    """What to change in them, the largest gain first."""
 
     @property
     def is_sound(self) -> bool:

@@ -105,7 +105,7 @@ class Diagnosis:
     def all_clear(self) -> str:
         """The figures that show a run without a bottleneck, in one line."""
         run, layout = self.run, self.run.layout
-        gain = max((run.gain(each) for each in run.neighbours()), default=0.0)
+        gain = max((run.gain(each) for each in run.neighbours), default=0.0)
         figures = [f"compute {run.share('compute'):.0%} of a step"]
         shown = (("bubble", "bubble", layout.pp), ("TP", "tp", layout.tp), ("DP", "dp", layout.dp))
         figures += [f"{name} {run.share(part):.0%}" for name, part, ranks in shown if ranks > 1]

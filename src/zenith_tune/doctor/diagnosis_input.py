@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -50,7 +51,7 @@ def _refuse_memory(cluster: ClusterSpec, measured: Measured) -> None:
         raise UsageError(problem, hint="name the --cluster that it ran on")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DiagnosisInput:
     """A run with its estimate, and the planner that estimates changes of it."""
 
@@ -194,8 +195,9 @@ class DiagnosisInput:
         """Tell whether a study may try a layout; another global batch is not a matter of a study."""
         return layout.global_batch != self.layout.global_batch or self.origin.tries(layout)
 
+    @functools.cached_property
     def neighbours(self) -> list[PlannedLayout]:
-        """Return the layouts one change away that fit."""
+        """The layouts one change away that fit."""
         space = self.space.tensor_within(max(self.cluster.fast_domain, self.layout.tp))
         return self.fitting(neighbours(self.planner.model, self.planner.job, self.layout, space))
 

@@ -37,7 +37,7 @@ def full_memory(run: DiagnosisInput) -> Advice | None:
     finding = full_memory_message(run)
     if finding is None:
         return None
-    roomy = [each for each in run.neighbours() if each.memory_bytes <= ENOUGH_SAVED * run.planned.memory_bytes]
+    roomy = [each for each in run.neighbours if each.memory_bytes <= ENOUGH_SAVED * run.planned.memory_bytes]
     number = run.device_bytes / run.planned.capacity_bytes
     return run.advise("full_memory", run.worthwhile(roomy), number, "share of the GPU's memory", finding)
 

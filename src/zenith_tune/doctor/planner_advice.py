@@ -26,7 +26,7 @@ OF_NODES = ("gpus_per_node", "fast_domain", "fast_link", "node_link")
 
 def single_change(run: DiagnosisInput) -> Advice | None:
     """Advise the fastest layout one change away, where it gains enough."""
-    better = run.worthwhile(run.neighbours(), least_gain=LEAST_SINGLE_GAIN)
+    better = run.worthwhile(run.neighbours, least_gain=LEAST_SINGLE_GAIN)
     number = run.likely_s(better) if better else 0.0
     finding = f"the step ({run.planned.bound}) is predicted to be shorter with one size changed"
     return run.advise("single_change", better, number, SECONDS, finding)

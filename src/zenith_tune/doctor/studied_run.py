@@ -28,13 +28,15 @@ from zenith_tune.doctor.diagnosed_run import (
     run_of_preset,
     tried_layouts,
 )
-from zenith_tune.doctor.logged_run import from_log, log_causes, positive, read_bytes
+from zenith_tune.doctor.logged_run import from_log, log_causes, logged_steps, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
 from zenith_tune.evaluators.base import BATCH
+from zenith_tune.evaluators.steps import LoggedSteps
 from zenith_tune.presets.parts import CompletePreset
 from zenith_tune.record.folder import BEST_COMMAND, DATABASE_NAME
 from zenith_tune.record.restored_preset import study_calibration
 from zenith_tune.study.files import Json, TrialFolder
+from zenith_tune.study.trial import PHASE
 from zenith_tune.study.trial_log import without_escapes
 from zenith_tune.units import format_value
 
@@ -147,12 +149,17 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         return _failed(study, folder, RunHints(preset=name, args=args))
     params = _point(trial)
     is_out = trial.get("outcome") == "oom"
+    has_phases = any(name.startswith(PHASE) for name in trial)
+    text = _log_text(trial, folder) if has_phases or ASKED in study else ""
+    logged = (logged_steps(text) if has_phases else None) or LoggedSteps()
     measured = Measured(
         step_s=None if is_out else positive(trial.get("step_s")),
         peak_bytes=None if is_out else positive(trial.get("peak_memory_bytes")),
         out_of_memory=is_out,
         cause=str(trial.get("cause") or ""),
-        causes=log_causes(_log_text(trial, folder)) if ASKED in study and not is_out else (),
+        causes=log_causes(text) if ASKED in study and not is_out else (),
+        phases_s=logged.phases,
+        phase_findings=tuple(logged.findings),
     )
     preset = made_preset(name, args)
     preset.bind(command)

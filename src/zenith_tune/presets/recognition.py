@@ -6,6 +6,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from zenith_tune.registry import entry_points
+
 FRAMEWORKS = {
     "accelerate": "accelerate",
     "automodel": "automodel",
@@ -20,7 +22,6 @@ FRAMEWORKS = {
     "nanotron": "nanotron",
     "torchtitan": "torchtitan",
     "trainer": "trainer",
-    "verl": "verl",
 }
 """The folder of each built-in preset that recognises commands: `preset` has its class, `command` recognises.
 
@@ -29,8 +30,12 @@ and `arguments_in(command)`, the constructor's arguments that the command itself
 """
 GROUP = "zenith_tune.recognition"
 """The entry points of other packages' `command` modules, by the names of their presets."""
-SIBLINGS = {"mimo": ("mimo_train.py", "pretrain_mimo.py")}
-"""The presets that other packages of this project bring, and programs that need one of them."""
+SIBLINGS = {
+    "mimo": ("mimo", ("mimo_train.py", "pretrain_mimo.py")),
+    "nemo-rl": ("rl", ("examples/run_grpo.py", "examples/run_grpo_math.py", "examples/run_vlm_grpo.py")),
+    "verl": ("rl", ("verl.trainer.main_ppo", "verl/trainer/main_ppo.py")),
+}
+"""The presets of this project's other packages: the extra that installs each, and the programs that it is for."""
 YIELDS_TO = {"accelerate": ("axolotl", "deepspeed", "trainer")}
 """The presets that a command is for in the first place, where several recognise it."""
 
@@ -56,9 +61,7 @@ def command_module(name: str) -> ModuleType | None:
     """Return the light module that knows a preset's commands: a built-in one's, or what a plug-in's package names."""
     if name in FRAMEWORKS:
         return importlib.import_module(f"zenith_tune.presets.{FRAMEWORKS[name]}.command")
-    from importlib import metadata  # not at the top, as most commands are of a built-in preset
-
-    return next((point.load() for point in metadata.entry_points(group=GROUP, name=name)), None)
+    return next((point.load() for point in entry_points(GROUP).select(name=name)), None)
 
 
 def _ask(name: str, question: str, command: str, *, default: Any) -> Any:

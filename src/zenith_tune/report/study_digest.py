@@ -100,8 +100,10 @@ MAX_CAUSES = 6
 class StudyDigest:
     """The digest of a study that may still run; what cannot change any more is worked out once."""
 
-    def __init__(self, source: StudySource) -> None:
+    def __init__(self, source: StudySource, diagnosis: list[str] | None = None) -> None:
+        """`diagnosis` is that of the study's fastest run, where it was just made."""
         self.source = source
+        self._diagnosis = diagnosis
         self._preset: RestoredPreset | None = None
         self._trials: dict[int, Json] = {}
         self._best: tuple[int | None, Json] = (None, {})
@@ -167,7 +169,7 @@ class StudyDigest:
             shown: Json | None = None
             if preset.planner is not None:
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
-                    lines = _diagnosis(preset, view)
+                    lines = _diagnosis(preset, view) if self._diagnosis is None else self._diagnosis
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})
@@ -237,19 +239,30 @@ def _capacity_bytes(view: StudyView, preset: RestoredPreset) -> float | None:
 
 
 def _steps(view: StudyView, planned: Mapping[int, PlannedLayout]) -> list[Json]:
-    """Return the steps of the user's own command and of the fastest trial, divided as planned; none without both."""
-    runs = [("yours", view.study.baseline), ("best", view.study.fastest)]
-    known = [(name, run, run.step_s, planned[run.number]) for name, run in runs if run and run.number in planned]
-    steps = [
+    """Return the steps of the user's own command and of the fastest trial by their parts; none without both.
+
+    Parts are the phases that both measured, or else as planned.
+    """
+    own, best = view.study.baseline, view.study.fastest
+    if own is None or best is None or own.number == best.number:
+        return []
+    is_measured = bool(own.phases and best.phases)
+    steps: list[Json] = [
         {
             "name": name,
             "number": run.number,
-            "parts_s": {part: seconds * step_s / plan.step_s for part, seconds in plan.time_parts.items() if seconds},
+            "parts_s": run.phases if is_measured else _planned_parts(run, planned.get(run.number)),
+            "is_measured": is_measured,
         }
-        for name, run, step_s, plan in known
-        if step_s
+        for name, run in (("yours", own), ("best", best))
     ]
-    return steps if len({step["number"] for step in steps}) == len(runs) else []
+    return steps if all(step["parts_s"] for step in steps) else []
+
+
+def _planned_parts(run: Trial, plan: PlannedLayout | None) -> dict[str, float]:
+    if plan is None or not run.step_s:
+        return {}
+    return {part: seconds * run.step_s / plan.step_s for part, seconds in plan.time_parts.items() if seconds}
 
 
 def failure_groups(trials: Iterable[Json]) -> list[Json]:

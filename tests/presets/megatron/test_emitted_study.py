@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_runs import running
+from tests.thoroughness import few_quick
 from zenith_tune.describe.model_catalog import load_model
 from zenith_tune.layouts.layout import parse_layout
 from zenith_tune.presets.base import recognised_preset
@@ -31,7 +32,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(params=list(PLANS))
+@pytest.fixture(params=few_quick(PLANS, 2))
 def emitted(
     request: pytest.FixtureRequest,
     tmp_path: Path,

@@ -24,7 +24,7 @@ from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.study.trial_log import printable
 from zenith_tune.study.verdict import NEARLY_FULL, Verdict
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import GIB, format_bytes, format_value
+from zenith_tune.units import GIB, format_bytes, format_seconds, format_value
 
 MAX_ROWS = 20
 """Of more trials the table at the end has the best ones."""
@@ -63,6 +63,18 @@ def _why_lost(study: Study) -> str | None:
     elif why is None and (study.reruns_of(most) or most.is_rerun):
         why = "gained less when it ran again"
     return f"trial {study.name_of(most)} measured more, but {why or 'not by more than the noise'}"
+
+
+LEAST_PHASE = 0.03
+"""Least share of a step of a phase that is printed."""
+
+
+def _phases(study: Study) -> str:
+    """Return the time of each phase in a step of the own command and of the best; empty where a log has none."""
+    own, best = (run.phases if run is not None else {} for run in (study.baseline, study.best))
+    least = LEAST_PHASE * sum(own.values())
+    shown = [name for name in own if own[name] >= least and name in best]
+    return ", ".join(f"{name} {format_seconds(own[name])} -> {format_seconds(best[name])}" for name in shown)
 
 
 class TerminalReporter(ConsoleReporter):
@@ -145,6 +157,8 @@ class TerminalReporter(ConsoleReporter):
             lines.append(_named("best", f"trial {study.number_of(study.best)}"))
         if verdict.changes and is_gain:
             lines.append(_named("changed", changes_text(verdict.changes)))
+        if is_gain and (phases := _phases(study)):
+            lines.append(_named("phases", phases))
         safer = verdict.safer
         if safer is not None and (verdict.memory_share or 0.0) >= NEARLY_FULL:
             less = f"trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}"

@@ -110,7 +110,7 @@ def folded(at: Point, n_gpus: int, gbs: int, model: Model | None) -> bool:
     [
         (1, 1, 8, None),
         (1, 7, 8, VISION),
-        (4, 8, 8, None),
+        pytest.param(4, 8, 8, None, marks=pytest.mark.slow),
         pytest.param(6, 12, 8, DENSE, marks=pytest.mark.slow),
         pytest.param(8, 16, 2, DENSE, marks=pytest.mark.slow),
         (8, 24, 1, MIXTURE),

@@ -15,7 +15,8 @@ import pytest
 from tests.presets.megatron.levers.test_study import SPLIT, UNGROUPED, Tune
 from tests.standins.test_pretrain_gpt import STANDIN, placed
 from tests.started_processes import marked_processes, wait_until
-from tests.warm_process import WarmCommand
+from tests.thoroughness import few_quick
+from tests.warm_process import WarmCommand, zenithtune_words
 from zenith_tune.study.files import Json
 
 ALLOWED = ("--allow", "fp8+bf16_grads")
@@ -75,7 +76,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, Counter
     """Return what a study comes to that nothing disturbs, and what it ran."""
     folder = tmp_path_factory.mktemp("undisturbed")
     watched(folder, "nothing")
-    end = end_of(WarmCommand(arguments(folder), folder, os.environ))
+    end = end_of(WarmCommand(zenithtune_words(arguments(folder)), folder, os.environ))
     assert end["verdict"]["lever_speedup"] > 1
     return outcome(end), runs(folder)
 
@@ -91,22 +92,22 @@ def test_a_study_that_is_killed_among_its_levers_comes_to_the_same_when_resumed(
     tmp_path: Path, undisturbed: tuple[Json, Counter[str]], stop_at: str
 ) -> None:
     watched(tmp_path, stop_at)
-    tuner = WarmCommand(arguments(tmp_path), tmp_path, os.environ)
+    tuner = WarmCommand(zenithtune_words(arguments(tmp_path)), tmp_path, os.environ)
     wait_until((tmp_path / "reached").exists)
     tuner.kill()
     tuner.wait()
     (cut_off,) = (tmp_path / "runs").read_text().splitlines()[-1:]
     (tmp_path / "go").touch()
-    end = end_of(WarmCommand(arguments(tmp_path, "--resume"), tmp_path, os.environ))
+    end = end_of(WarmCommand(zenithtune_words(arguments(tmp_path, "--resume")), tmp_path, os.environ))
     assert outcome(end) == undisturbed[0]
     assert runs(tmp_path) - Counter([cut_off]) == undisturbed[1], "only what was cut off runs once more"
     assert marked_processes(tmp_path) == []
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), few_quick([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 1))
 def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum: int, code: int) -> None:
     watched(tmp_path, "--fp8-format")
-    tuner = WarmCommand(arguments(tmp_path), tmp_path, os.environ)
+    tuner = WarmCommand(zenithtune_words(arguments(tmp_path)), tmp_path, os.environ)
     wait_until((tmp_path / "reached").exists)
     tuner.send_signal(signum)
     end = end_of(tuner)
@@ -117,6 +118,7 @@ def test_a_signal_among_the_levers_leaves_the_best_so_far(tmp_path: Path, signum
     assert "fp8=tensorwise" in left and end["verdict"]["lever_speedup"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

@@ -54,8 +54,11 @@ def test_a_dense_model_is_trained_with_the_levers_that_prove_faster(
 
 @pytest.mark.parametrize(
     ("isolated", "present", "status"),
-    [("", False, "not tried"), ("", True, "failed"), ("-I", False, "failed")],
-    ids=["missing", "present", "unknown"],
+    [
+        pytest.param("", False, "not tried", id="missing", marks=pytest.mark.slow),
+        pytest.param("", True, "failed", id="present", marks=pytest.mark.slow),
+        pytest.param("-I", False, "failed", id="unknown"),
+    ],
 )
 def test_experts_get_theirs_though_a_package_is_missing(
     zenithtune: Tune, tmp_path: Path, isolated: str, present: bool, status: str
@@ -74,6 +77,7 @@ def test_experts_get_theirs_though_a_package_is_missing(
         assert option in best
 
 
+@pytest.mark.slow
 def test_numerics_change_where_they_are_allowed(zenithtune: Tune, tmp_path: Path) -> None:
     end, best = study(zenithtune, tmp_path, SPLIT, "--allow", "fp8")
     assert end["best"]["parameters"]["fp8"] == "tensorwise" and "--fp8-recipe tensorwise" in best

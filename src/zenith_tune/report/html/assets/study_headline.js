@@ -77,7 +77,9 @@ function beforeAndAfter(data, width) {
       rowsName: "command",
       unit: "seconds a step",
       text: (value, bare) => (bare ? format.value(value) : format.seconds(value)),
-      caption: "Each measured step, divided as the planner predicts.",
+      caption: data.steps[0].is_measured
+        ? "The phases of each step, by its own log."
+        : "Each measured step, divided as the planner predicts.",
     });
   const part = (title, node) => el("div", null, el("h2", null, title), node);
   const parts = [isShort ? part(name, diff()) : null, data.steps.length ? part("A step before and after", steps()) : null];
