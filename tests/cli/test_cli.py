@@ -289,7 +289,7 @@ def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> No
 def test_a_command_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
     words: list[str], extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda _: metadata.EntryPoints())
+    monkeypatch.setattr(registry, "_installed", lambda *_: metadata.EntryPoints())
     monkeypatch.setattr(cli, "commands", {})
     with pytest.raises(SystemExit) as ended:
         main(words)

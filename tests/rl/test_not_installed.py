@@ -20,7 +20,7 @@ from zenith_tune.strategies.base import StrategyRegistry
 
 @pytest.fixture
 def without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: metadata.EntryPoints())
+    monkeypatch.setattr("zenith_tune.registry._installed", lambda *_: metadata.EntryPoints())
     for registry in (PresetRegistry, StrategyRegistry):
         monkeypatch.setattr(registry, "_classes", {})
     for name in [name for name in sys.modules if name.partition(".")[0] == "zenith_rl"]:
