@@ -34,6 +34,8 @@ DESCRIBED = {
 }
 """Packages whose objects are saved with weights in checkpoints."""
 CHUNK_BYTES = 2**20
+HEADER_BYTES = 30
+"""Bytes before the name of an entry of a zip file; the last four are the lengths of that and of what follows."""
 
 
 class HoldsCodeError(Exception):
@@ -122,7 +124,7 @@ class TorchFile:
         checksum, left = 0, record.file_size
         with open_regular(Path(os.path.realpath(self.path))) as file:
             file.seek(self.start + record.header_offset)
-            header = file.read(zipfile.sizeFileHeader)
+            header = file.read(HEADER_BYTES)
             file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), os.SEEK_CUR)
             while left and (data := file.read(min(CHUNK_BYTES, left))):
                 checksum, left = zlib.crc32(data, checksum), left - len(data)
