@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import hypothesis.strategies
 import pytest
 
 from tests.forked_workers import pytest_addoption, pytest_runtestloop  # noqa: F401  (hooks of pytest)
@@ -83,8 +84,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     make_databases_quick()
+    _draw_an_example()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # the workers share the cores
+
+
+@hypothesis.settings(max_examples=1, database=None)
+@hypothesis.given(hypothesis.strategies.text())
+def _draw_an_example(_: str) -> None:
+    """Have Hypothesis read what it draws from: a table of all characters, and constants of the modules."""
 
 
 @pytest.hookimpl(wrapper=True)

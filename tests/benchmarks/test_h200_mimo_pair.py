@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.requirements import need_module
-from tests.warm_process import TORCH_ENV
+from tests.warm_process import TORCH_ENV, warm_python
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_pair_is_trained_saved_and_resumed_on_the_curve_of_one_process(tmp_pat
         str(output),
     ]
     done = subprocess.run(
-        [sys.executable, *script],
+        [warm_python(), *script],
         cwd=ROOT / "benchmarks",
         env={**TORCH_ENV, "PATH": "", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,

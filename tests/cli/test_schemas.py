@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
@@ -26,6 +27,7 @@ MEGATRON = ("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16", "--
 TRAIN = ("--", sys.executable, str(FAKE_TRAINER), "--iteration-seconds", "0.001")
 
 
+@functools.cache
 def classes(name: str) -> dict[str, Any]:
     """The classes of a schema, in which every field must be known."""
     schema = json.loads((DOCS / "schemas" / f"{name}.json").read_text())

@@ -28,9 +28,11 @@ def has_torch() -> None:
 def start(has_torch: None) -> Start:
     """Run a new Python with a program of this repository, warnings being errors."""
 
-    def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, env: dict[str, str] | None = None, python: tuple[str, ...] = (sys.executable, "-W", "error")
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-W", "error", *words],
+            [*python, *words],
             cwd=ROOT,
             env={**os.environ, **TORCH_ENV, **(env or {})},
             capture_output=True,

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.mentions import mentions
 from tests.requirements import need_module
+from tests.warm_process import warm_python
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
@@ -33,10 +34,8 @@ def train(start: Start, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(
-    start: Start, start_warm: Start, tmp_path: Path
-) -> None:
-    colocated = train(start, "--encoder-dp 2 --llm-tp 2 --llm-offset 0 --micro-batch-size 2 --llm-recompute")
+def test_layouts_print_the_same_losses_also_from_a_checkpoint_of_another(start_warm: Start, tmp_path: Path) -> None:
+    colocated = train(start_warm, "--encoder-dp 2 --llm-tp 2 --llm-offset 0 --micro-batch-size 2 --llm-recompute")
     begun = train(start_warm, f"--llm-pp 2 --train-iters 3 --save {tmp_path}/half")
     ended = train(start_warm, f"--encoder-tp 2 --llm-dp 2 --load {tmp_path}/half --lr 0.5")
     assert len(losses(colocated)) == 6 and len(losses(begun)) == len(losses(ended)) == 3
@@ -74,7 +73,7 @@ def test_torchrun_starts_its_ranks_too(start: Start) -> None:
 @pytest.mark.slow
 def test_under_torchrun_a_mistake_is_reported_by_one_rank_with_exit_code_2(start: Start) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = start(*launcher, TRAINER, "--llm-dp", "2")
+    done = start(*launcher, TRAINER, "--llm-dp", "2", python=(warm_python(),))
     assert done.returncode != 0 and done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and mentions(errors[0], "3 ranks", "2"), done.stderr
@@ -148,10 +147,10 @@ Qwen3ForCausalLM(Qwen3Config(**text, **sizes)).save_pretrained(sys.argv[1] + "/q
 
 @pytest.mark.slow
 def test_the_script_with_models_of_hugging_face_prints_the_same_losses_in_every_layout(
-    start: Start, start_warm: Start, tmp_path: Path
+    start_warm: Start, tmp_path: Path
 ) -> None:
     need_module("engines", "transformers")
-    made = subprocess.run([sys.executable, "-c", MAKE_MODELS, str(tmp_path)], capture_output=True, text=True)
+    made = subprocess.run([warm_python(), "-c", MAKE_MODELS, str(tmp_path)], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr[-2000:]
     script = ["examples/mimo_hugging_face.py", "--vision", f"{tmp_path}/siglip", "--language", f"{tmp_path}/qwen3"]
     script += ["--seq-length", "12", "--global-batch-size", "4", "--train-iters", "3"]

@@ -32,7 +32,7 @@ class MimoDevice:
     """Weight, gradient and optimizer state of one parameter."""
     sharded_bytes: float = 0.0
     """Part of `state_bytes` that the data-parallel ranks share."""
-    rates: Mapping[str, ModuleRates] = field(default_factory=dict)
+    rates: Mapping[str, ModuleRates] = field(default_factory=dict, hash=False)
     """Measured rates by module; where there is none, `flops_per_s` holds."""
     update_s: float = 0.0
     """Optimizer time per parameter that a rank updates."""

@@ -106,8 +106,10 @@ class ModuleWork:
         if stage == 0:
             parts.append((self.first, 1))
         if stage == num_stages - 1:
-            more = self.first.split_params if self.is_tied and num_stages > 1 else 0.0
-            parts.append((replace(self.last, split_params=self.last.split_params + more), 1))
+            last = self.last
+            if self.is_tied and num_stages > 1:
+                last = replace(last, split_params=last.split_params + self.first.split_params)
+            parts.append((last, 1))
         return parts
 
     def forward_flops(self, *, stage: int, num_stages: int, tp: int) -> float:

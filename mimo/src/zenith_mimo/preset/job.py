@@ -151,6 +151,12 @@ def read_images(text: str) -> tuple[int, ...]:
     return tuple(samples)
 
 
+@functools.lru_cache(maxsize=16)
+def _planned(job: MimoJob, mbs_max: int, expert_parallel: tuple[int, ...]) -> MimoPlan:
+    """Return the plan of a job, which a study and its page ask for alike."""
+    return plan_mimo(job, mbs_max=mbs_max, expert_parallel=expert_parallel)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MimoSpace:
     """The search space of one command; dp is what fills each module's ranks."""
@@ -233,7 +239,7 @@ class MimoSpace:
     @functools.cached_property
     def plan(self) -> MimoPlan:
         """Return the layouts by their predicted step."""
-        return plan_mimo(self.read.job, mbs_max=self.mbs_max, expert_parallel=self.read.expert_parallel)
+        return _planned(self.read.job, self.mbs_max, self.read.expert_parallel)
 
     @functools.cached_property
     def batch_note(self) -> str | None:
