@@ -55,7 +55,7 @@ def report(study: str | None, **options: Any) -> int:
     output = options["output"] or (_default_output(sources) if form == "html" else None)
     from zenith_tune.report.study_comparison import compared
 
-    digests = [_digest(source) for source in sources]
+    digests = [study_content(source) for source in sources]
     if options["diff"]:
         click.echo("".join(f"{line}\n" for line in digests[0]["diff"]), nl=False)
         return 0
@@ -68,7 +68,7 @@ def report(study: str | None, **options: Any) -> int:
     return 0
 
 
-def _digest(source: StudySource) -> Json:
+def study_content(source: StudySource) -> Json:
     """Return what a study found; the files that its command names are read from where that was started."""
     from zenith_tune.report.study_digest import StudyDigest
 

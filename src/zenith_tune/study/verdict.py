@@ -182,7 +182,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
         is_confirmed=is_confirmed,
         is_clear=study.is_clear and not is_confirmed,
         confirmed_on=confirmed_on,
-        ties=() if study.is_within_noise else ties,
+        ties=ties,
         memory_share=memory_share,
         safer=safer,
         pays_after_hours=job_s / gain / 3600 if is_faster else None,

@@ -191,8 +191,8 @@ def _listed(command: str) -> str:
 
 def training_line(command: str) -> str:
     """Return the training command of an opened script, and any other command as it is."""
-    target = ParsedCommand.of(command).found_target
-    return target.text if target is not None and target.layers and EVALUATED in command else command
+    target = ParsedCommand.of(command).found_target if EVALUATED in command else None
+    return target.text if target is not None and target.layers else command
 
 
 class ScriptChange(NamedTuple):

@@ -148,7 +148,7 @@ function otherChoices(data) {
     return trial ? el("li", null, trialLink(data, number, key), ` ${format.short(trial.label, 90)}`) : null;
   };
   return [
-    ties?.length
+    ties?.length && !data.is_within_noise
       ? el(
           "div",
           { class: "choices", id: "ties" },
