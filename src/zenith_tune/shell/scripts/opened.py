@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import os
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, SHELLS, STARTERS, TRAINERS
 from zenith_tune.shell.launchers import EVALUATED, PYTHON
-from zenith_tune.shell.lexer import Redirection, Word, lex
+from zenith_tune.shell.lexer import CONTROL_FLOW, Redirection, Word, lex
 from zenith_tune.shell.options import Splice, apply_splices, deletion
 from zenith_tune.shell.parsed_command import ParsedCommand, script_text
 from zenith_tune.shell.scripts.interpreter import REST, ShellVariables
@@ -75,7 +76,9 @@ def opened_script(command: str) -> str:
     try:
         ParsedCommand.of(command).target  # noqa: B018
     except CommandError:
-        return _with_text_opened(command)
+        with contextlib.suppress(CommandError):
+            return _with_text_opened(command)
+        raise
     for _ in range(3):  # a script may start another
         target = ParsedCommand.of(command).target
         if not target.by_shell:
@@ -93,6 +96,8 @@ def _with_text_opened(command: str) -> str:
         arguments = [text_of(command, word) for word in words[3:]]
     else:
         start, text, mark, arguments = "bash -c ", command, TAKEN_OUT_OF_ALL, []
+    if not any(each.words and each.words[0].value in CONTROL_FLOW for each in ParsedCommand.of(text).commands):
+        raise CommandError("the text must have control flow, to be changed")
     body, line = _taken_out(command, "the text", text)
     name, *given = arguments or ["bash"]
     prefix = f"{mark}; set -- {' '.join(given)}".rstrip() + "\n"
