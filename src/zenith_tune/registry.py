@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from zenith_tune.errors import MissingPackageError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint, EntryPoints
 
 
 T = TypeVar("T")
@@ -157,10 +157,15 @@ class Registry(Generic[T]):
                 self._classes[name] = loaded
             except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
                 self._broken.add(name)
-                package = point.dist.name if point.dist else point.value
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
-                message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
-                warnings.warn(PluginWarning(message), stacklevel=3)
+                warn_of(point, self.kind, error)
+
+
+def warn_of(point: EntryPoint, kind: str, error: BaseException) -> None:
+    """Warn of a plugin that cannot be loaded."""
+    package = point.dist.name if point.dist else point.value
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
+    message = f"{kind} plugin {point.name!r} of package {package!r} cannot be loaded, skipped: {reason}"
+    warnings.warn(PluginWarning(message), stacklevel=3)
 
 
 def of_sibling(place: str, what: str, extra: str) -> Any:

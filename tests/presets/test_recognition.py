@@ -11,6 +11,7 @@ from tests.mentions import mentions
 from zenith_tune import registry
 from zenith_tune.errors import UsageError
 from zenith_tune.presets.base import PresetRegistry, recognised_preset
+from zenith_tune.presets.recognition import recognised_as
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,10 @@ def test_a_preset_whose_package_is_not_installed_says_in_one_line_how_to_install
     with pytest.raises(UsageError) as refused:
         ask()
     assert mentions(refused.value, "mimo", "zenith-mimo", "'zenith-tune[mimo]'") and "\n" not in str(refused.value)
+
+
+def test_recognition_that_cannot_be_loaded_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = metadata.EntryPoint(name="odd", value="no_such_module", group="zenith_tune.recognition")
+    monkeypatch.setattr(registry, "_installed", lambda *_: metadata.EntryPoints([point]))
+    with pytest.warns(registry.PluginWarning, match="no_such_module"):
+        assert not recognised_as("odd", "python train.py")

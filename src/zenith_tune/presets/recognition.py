@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from zenith_tune.registry import entry_points
+from zenith_tune.registry import entry_points, warn_of
 
 FRAMEWORKS = {
     "accelerate": "accelerate",
@@ -61,7 +61,13 @@ def command_module(name: str) -> ModuleType | None:
     """Return the light module that knows a preset's commands: a built-in one's, or what a plug-in's package names."""
     if name in FRAMEWORKS:
         return importlib.import_module(f"zenith_tune.presets.{FRAMEWORKS[name]}.command")
-    return next((point.load() for point in entry_points(GROUP).select(name=name)), None)
+    for point in entry_points(GROUP).select(name=name):
+        try:
+            found: ModuleType = point.load()
+            return found
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything at import
+            warn_of(point, "recognition", error)
+    return None
 
 
 def _ask(name: str, question: str, command: str, *, default: Any) -> Any:
