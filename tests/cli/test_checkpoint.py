@@ -14,6 +14,7 @@ from tests.checkpoint.reference import OLD, Model, Shape
 from tests.checkpoint.shard_files import need_torch, read, same, to_torch, write_safetensors, write_shards
 from tests.command_runs import Run
 from tests.requirements import need_module
+from zenith_tune import registry
 from zenith_tune.cli.main import cli, main
 
 Forked = Callable[..., subprocess.CompletedProcess[str]]
@@ -95,7 +96,7 @@ def test_help_does_not_load_torch(zenithtune: Forked, tmp_path: Path) -> None:
 def test_a_command_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: metadata.EntryPoints())
+    monkeypatch.setattr(registry, "_installed", lambda group, path: metadata.EntryPoints())
     monkeypatch.setattr(cli, "commands", {})
     with pytest.raises(SystemExit) as ended:
         main(["checkpoint", "merge", "old"])
