@@ -82,24 +82,24 @@ calibrations: $(VENV)/.base  ## fit the calibrations that come with the package 
 published: $(VENV)/.base  ## write the catalog of published runs anew, which `zenithtune doctor --against published` reads
 	$(BIN)/python benchmarks/published_runs.py
 
-PACKAGES := pyproject.toml layoutbench/pyproject.toml checkpoint/pyproject.toml kubernetes/pyproject.toml mimo/pyproject.toml
+PACKAGES := pyproject.toml layoutbench/pyproject.toml calibration/pyproject.toml checkpoint/pyproject.toml kubernetes/pyproject.toml mimo/pyproject.toml rl/pyproject.toml
 
 $(VENV)/.base: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e . -e ./layoutbench
+	$(PIP) install -e . -e ./calibration -e ./layoutbench
 	touch $@
 
 $(VENV)/.dev: $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile -e '.[$(EXTRAS)]' -e ./mimo $(if $(findstring engines,$(EXTRAS)),-e ./checkpoint) \
-		-e ./kubernetes \
+		-e ./calibration -e ./kubernetes -e ./rl \
 		-e './layoutbench$(if $(BENCH_EXTRAS),[$(BENCH_EXTRAS)])'
 	touch $@ $(VENV)/.base
 
 dist: $(VENV)/.base  ## build the wheel and the source of every package into build/dist, and check them as an index would
 	$(PIP) install build twine
 	rm -rf build/dist
-	for package in . layoutbench checkpoint kubernetes mimo; do $(BIN)/python -m build --outdir build/dist $$package || exit 1; done
+	for package in . layoutbench calibration checkpoint kubernetes mimo rl; do $(BIN)/python -m build --outdir build/dist $$package || exit 1; done
 	$(BIN)/twine check --strict build/dist/*
 
 image:  ## a Docker image of ZenithTune, without torch

@@ -2,10 +2,10 @@
 
     PYTHONPATH=src:mimo/src python benchmarks/h200_mimo_pair.py --output mimo-pair.json
 
-In bfloat16: one process trains all steps. Two ranks on the same GPU, an encoder's and a language model's, train the
-first steps over gloo and save; two ranks that share both modules go on from there. Whether NCCL allows two ranks on one
-GPU is tried. Passes of each module are timed alone, next to what the plan says. Phases that do not fit into --seconds
-are cut off and say so.
+In bfloat16: one process trains all steps. Two ranks on the same GPU, an encoder's and a language model's, train over
+gloo and save on the way; two ranks that share both modules begin with what was saved and repeat the steps after it.
+Whether NCCL allows two ranks on one GPU is tried. Passes of each module, an update and a batch are timed alone, next to
+what the plan says. Phases that do not fit into --seconds are cut off and say so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from zenith_mimo.planning.hugging_face import causal_work, vision_work
 from zenith_mimo.planning.job import ENCODER, MimoJob
 from zenith_mimo.planning.prediction import predict
 from zenith_mimo.planning.timeline import passes_of
-from zenith_mimo.preset.device import gpu_device
+from zenith_mimo.preset.device import MEASURED_HUGGING_FACE, gpu_device
 from zenith_mimo.preset.job import MimoArguments
 from zenith_mimo.samples import Sample, collate
 from zenith_mimo.topology import Topology
@@ -101,7 +101,7 @@ class Phase:
     backend: str
     begin: int
     end: int
-    saves: bool = False
+    saves_after: int | None = None
 
     @property
     def layout(self) -> MimoLayout:
@@ -120,7 +120,7 @@ def phases(steps: int, more: int, backend: str) -> dict[str, Phase]:
         begin=0,
         end=steps + more,
     )
-    two = replace(whole, name="two ranks, gloo", language=ModuleLayout(offset=1), backend="gloo", end=steps, saves=True)
+    two = replace(whole, name="two ranks, gloo", language=ModuleLayout(offset=1), backend="gloo", saves_after=steps)
     shared = ModuleLayout(dp=2)
     resumed = replace(
         two,
@@ -129,10 +129,9 @@ def phases(steps: int, more: int, backend: str) -> dict[str, Phase]:
         language=shared,
         micro_batch=2,
         begin=steps,
-        end=steps + more,
-        saves=False,
+        saves_after=None,
     )
-    nccl = replace(two, name="two ranks, nccl", backend="nccl", end=min(steps, 5), saves=False)
+    nccl = replace(two, name="two ranks, nccl", backend="nccl", end=min(steps, 5), saves_after=None)
     found = [whole, two, resumed, *([nccl] if backend == "nccl" else [])]
     return {phase.name: phase for phase in found}
 
@@ -221,14 +220,18 @@ def train(phase: Phase, folder: Path, sizes: Sizes, device: str, write: Callable
         step_s = round(time.perf_counter() - begin, 5)
         rows.append({"iteration": trainer.iteration, "loss": done.loss, "grad_norm": done.grad_norm, "step_s": step_s})
         write({**found, "rows": rows})
+        if trainer.iteration == phase.saves_after:
+            begin = time.perf_counter()
+            save_checkpoint(folder / "saved", trainer)
+            found["save_s"] = round(time.perf_counter() - begin, 2)
     if device == "cuda":
         found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    if phase.saves:
-        begin = time.perf_counter()
-        save_checkpoint(folder / "saved", trainer)
-        found["save_s"] = round(time.perf_counter() - begin, 2)
     if phase.layout.world_size == 1:
         found["modules"] = measured_modules(model, sizes)
+        found["update_s"] = timed(trainer.optimizer.step, device)
+        found["batch_s"] = timed(
+            lambda: [Images(sizes=sizes, step=0).read(at, "vision") for at in range(BATCH)], device
+        )
     write({**found, "rows": rows, "is_done": True})
     trainer.close()
 
@@ -252,17 +255,19 @@ def measured_modules(model: MimoModel, sizes: Sizes) -> dict[str, float]:
         device = hidden.device
         language.loss(hidden, batch.labels.to(device), batch.loss_mask.to(device)).backward()
 
-    found = {}
-    for name, run in (("vision", run_vision), (LANGUAGE, run_language)):
-        times = []
-        for _ in range(6):
-            _wait(model.device)
-            begin = time.perf_counter()
-            run()
-            _wait(model.device)
-            times.append(time.perf_counter() - begin)
-        found[name] = round(statistics.median(times[1:]), 6)
-    return found
+    return {name: timed(run, model.device) for name, run in (("vision", run_vision), (LANGUAGE, run_language))}
+
+
+def timed(run: Callable[[], Any], device: str) -> float:
+    """Return the median seconds of five runs after one that is not counted."""
+    times = []
+    for _ in range(6):
+        _wait(device)
+        begin = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(time.perf_counter() - begin)
+    return round(statistics.median(times[1:]), 6)
 
 
 def _wait(device: str) -> None:
@@ -272,7 +277,8 @@ def _wait(device: str) -> None:
 
 def predicted(folder: Path, sizes: Sizes, gpu: str) -> dict[str, Any]:
     """Return what the plan says: of a micro-batch in each module, and of the steps."""
-    device = gpu_device(load_cluster(f"{gpu}x1"), MimoArguments(), is_low=True, is_sharded=False)
+    cluster = load_cluster(f"{gpu}x1")
+    device = gpu_device(cluster, MimoArguments(), is_low=True, is_sharded=False, measured=MEASURED_HUGGING_FACE)
     found: dict[str, Any] = {}
     for name, num_ranks, share in (("one process", 1, 1.0), ("two ranks, gloo", 2, 0.5)):
         job = MimoJob(
@@ -352,18 +358,19 @@ def run_phase(name: str, num_ranks: int, folder: Path, words: list[str], limit_s
 
 
 def compared(results: dict[str, Any]) -> dict[str, Any]:
-    """Return by how much each curve differs from that of one process, as a share of its loss."""
+    """Return by how much each curve differs from that of one process, and the resumed one from what it resumes."""
     curves = {}
     for name, found in results.items():
         rows = [row for rank in found["ranks"][:1] for row in rank.get("rows", [])]
         curves[name] = {row["iteration"]: row["loss"] for row in rows}
-    whole = curves.get("one process", {})
     shown = {}
     for name, curve in curves.items():
+        whole = curves["two ranks, gloo" if name == "resumed on shared ranks" else "one process"]
         both = [at for at in curve if at in whole]
         if name != "one process" and both:
             apart = [abs(curve[at] / whole[at] - 1) for at in both]
-            shown[name] = {"steps": len(both), "worst": max(apart), "median": statistics.median(apart)}
+            median = statistics.median(apart)
+            shown[name] = {"steps": len(both), "first": apart[0], "worst": max(apart), "median": median}
     losses = {name: [curve[min(curve)], curve[max(curve)]] for name, curve in curves.items() if curve}
     return {"relative_difference": shown, "first_and_last_loss": losses}
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from places import RESULTS, measured_data
 
-from zenith_tune.calibrate.calibration_fit import fit_calibration
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.calibration_fit import fit_calibration
+from zenith_calibration.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.memory_fit import MemoryRows
+from zenith_calibration.calibrate.probed_runs import read_probes
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import MemoryRows
-from zenith_tune.calibrate.probed_runs import read_probes
 from zenith_tune.calibrate.time_fit import RunTable
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.estimates.time import stage_time

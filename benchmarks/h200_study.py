@@ -2,6 +2,7 @@
 
     python benchmarks/h200_study.py --tree Megatron-LM --output early.json
     python benchmarks/h200_study.py --tree Megatron-LM --output whole.json --no-early-stop
+    python benchmarks/h200_study.py --tree Megatron-LM --output long.json --model moe-16 --iterations 100000 --limit 230
 
 Megatron-LM without Transformer Engine needs its tree on PYTHONPATH and CUDA_DEVICE_MAX_CONNECTIONS=1. Whatever else is
 given goes to `zenithtune optimize` as it is. The rows are the events of `--json`: every trial with its duration, the
@@ -24,16 +25,24 @@ from typing import Any
 from h200_guided import PLAIN, SHAPE, machine
 
 RUN = (
-    "--micro-batch-size 1 --global-batch-size 8 --log-throughput --log-interval 1 --eval-iters 0 "
+    "--micro-batch-size 1 --log-throughput --log-interval 1 --eval-iters 0 "
     "--eval-interval 1000 --lr 1e-4 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 )
+EXPERTS = "--moe-router-topk 2 --moe-ffn-hidden-size 4096 --moe-router-load-balancing-type aux_loss"
+SHORT, LONG = " --global-batch-size 8", " --global-batch-size 16"
 MODELS = {
-    "dense-4k": SHAPE,
-    "dense": SHAPE.replace("4096", "2048"),
+    "dense-4k": SHAPE + SHORT,
+    "dense": SHAPE.replace("4096", "2048") + SHORT,
+    "dense-8k": SHAPE.replace("4096", "8192") + LONG,
     "moe": SHAPE.replace("4096", "2048").replace("--num-layers 16", "--num-layers 12").replace("8192", "4096")
-    + " --num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 4096 --moe-router-load-balancing-type aux_loss",
+    + f" --num-experts 8 {EXPERTS}{SHORT}",
+    "moe-16": SHAPE.replace("--num-layers 16", "--num-layers 12").replace(
+        "ffn-hidden-size 8192", "ffn-hidden-size 4096"
+    )
+    + f" --num-experts 16 {EXPERTS}{LONG}",
 }
-"""What the user trains: a dense model of 1.5B parameters, and one of 3.1B with 8 experts in each of 12 layers."""
+"""What the user trains: dense models of 1.5B parameters, and of 3.1B and 5.5B with 8 and 16 experts in 12 layers; those
+of batch 16 have iterations of 7 to 19 s."""
 KEPT = (
     *("number", "label", "outcome", "value", "unit", "spread", "num_samples", "step_s", "peak_memory_bytes"),
     *("duration_s", "early", "why", "is_baseline", "cause"),
@@ -48,10 +57,11 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=15, help="of the user's own command")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--study", type=Path, help="where to keep the study's own study.json")
+    parser.add_argument("--limit", type=float, help="seconds after which the study is interrupted")
     options, more = parser.parse_known_args()
     command = f"torchrun --nproc-per-node 1 {options.tree}/pretrain_gpt.py {PLAIN} {MODELS[options.model]} {RUN}"
     learn = ["--strategy", "guided", "--strategy-args", "learn=false"]
-    rows = study(f"{command} --train-iters {options.iterations}", [*learn, *more], options.study)
+    rows = study(f"{command} --train-iters {options.iterations}", [*learn, *more], options.study, limit_s=options.limit)
     options.output.write_text(json.dumps({**rows, "command": command, "argv": sys.argv[1:]}, indent=1) + "\n")
     print(json.dumps(rows["summary"], indent=1))
 

@@ -9,9 +9,10 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from zenith_tune.calibrate.holdout import HeldOutSteps, families_of, held_out_steps, step_errors
+from zenith_calibration.calibrate.framework_fits import families_of
+from zenith_calibration.calibrate.memory_fit import MemoryRows, fit_memory, layout_columns, usable
+from zenith_tune.calibrate.holdout import HeldOutSteps, held_out_steps, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import MemoryRows, fit_memory, layout_columns, usable
 from zenith_tune.calibrate.robust_fit import folds, is_one_place
 from zenith_tune.calibrate.time_family import TimeFamily
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, unusable

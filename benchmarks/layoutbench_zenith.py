@@ -28,10 +28,10 @@ from layoutbench import Params, Problem, Result
 from layoutbench.build import MODEL
 from layoutbench.runner import NotApplicableError
 from layoutbench.tuners.space import scratch_folder
+from zenith_calibration.calibrate.measured_rows import read_rows
+from zenith_calibration.calibrate.memory_fit import layout_columns
 from zenith_tune.calibrate.calibration_file import save_calibration
-from zenith_tune.calibrate.measured_rows import read_rows
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
-from zenith_tune.calibrate.memory_fit import layout_columns
 from zenith_tune.estimates.calibration import Calibration
 from zenith_tune.strategies.base import PlainFunction, TuningStrategy
 from zenith_tune.strategies.guided.strategy import GuidedStrategy

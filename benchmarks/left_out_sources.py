@@ -15,17 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from held_out import Judged, decides, judged_run, predict
 
-from zenith_tune.calibrate.calibration_fit import FALLBACK, LEAST_LANDSCAPES, LEAST_RUNS, sources_by_gpu
-from zenith_tune.calibrate.holdout import (
-    HeldOutSteps,
-    families_of,
-    held_out_steps,
-    likeliest_sds,
-    step_errors,
-)
+from zenith_calibration.calibrate.calibration_fit import sources_by_gpu
+from zenith_calibration.calibrate.framework_fits import FALLBACK, LEAST_LANDSCAPES, families_of
+from zenith_calibration.calibrate.memory_fit import fit_memory
+from zenith_calibration.calibrate.memory_fit import usable as states_memory
+from zenith_tune.calibrate.holdout import LEAST_RUNS, HeldOutSteps, held_out_steps, likeliest_sds, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import fit_memory
-from zenith_tune.calibrate.memory_fit import usable as states_memory
 from zenith_tune.calibrate.time_family import EFFICIENCY, LAUNCH, TRAFFIC, TimeFamily
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit
 from zenith_tune.describe.framework_spec import load_framework

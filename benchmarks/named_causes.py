@@ -26,10 +26,9 @@ from left_out_sources import fit_of
 from places import measured_data
 from published_runs import comparable
 
+from zenith_calibration.calibrate.framework_fits import LEAST_LANDSCAPES, families_of
+from zenith_calibration.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.calibration_fit import LEAST_LANDSCAPES
-from zenith_tune.calibrate.holdout import families_of
-from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.published_runs import PublishedRun
 from zenith_tune.describe.cluster_spec import precision_class

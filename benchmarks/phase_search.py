@@ -16,21 +16,21 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 
+from zenith_rl.strategy import PhasesStrategy
 from zenith_tune.errors import TrialExhausted
 from zenith_tune.strategies.base import PlainFunction, TunedJob, TuningStrategy
 from zenith_tune.strategies.optuna import OptunaStrategy
-from zenith_tune.strategies.phases import PhasesStrategy
 from zenith_tune.strategies.random import RandomStrategy
 from zenith_tune.study.parameters import CategoricalParameter, Direction, Params, Value
-from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.study.trial import PHASE, Outcome, Trial
 
 SETTINGS: dict[str, tuple[str, tuple[Value, ...]]] = {
-    "engine_tp": ("gen_s", (2, 1, 4, 8)),
-    "engine_memory": ("gen_s", (0.5, 0.4, 0.6, 0.7, 0.8)),
-    "log_prob_mbs": ("log_probs_s", (4, 2, 8, 16, 32)),
-    "mbs": ("update_s", (4, 1, 2, 8, 16)),
-    "recompute": ("update_s", (True, False)),
-    "offload": ("update_s", (True, False)),
+    "engine_tp": ("generation", (2, 1, 4, 8)),
+    "engine_memory": ("generation", (0.5, 0.4, 0.6, 0.7, 0.8)),
+    "log_prob_mbs": ("log-probs", (4, 2, 8, 16, 32)),
+    "mbs": ("update", (4, 1, 2, 8, 16)),
+    "recompute": ("update", (True, False)),
+    "offload": ("update", (True, False)),
 }
 SPACE = {name: CategoricalParameter(values) for name, (_, values) in SETTINGS.items()}
 OWN: Params = {name: values[0] for name, (_, values) in SETTINGS.items()}
@@ -44,9 +44,9 @@ class Landscape(PlainFunction):
         super().__init__(lambda params: self.run(params).value)
         draw = random.Random(seed)
         self.base_s = {
-            "gen_s": draw.uniform(20, 80),
-            "log_probs_s": draw.uniform(5, 20),
-            "update_s": draw.uniform(15, 60),
+            "generation": draw.uniform(20, 80),
+            "log-probs": draw.uniform(5, 20),
+            "update": draw.uniform(15, 60),
         }
         self.effect: dict[tuple[str, Value], float] = {}
         self.memory: dict[tuple[str, Value], float] = {}
@@ -88,9 +88,14 @@ class Landscape(PlainFunction):
         if len(self.trials) == MOST_TRIALS:
             raise TrialExhausted("budget")
         found = {name: value * math.exp(self._noise.gauss(0, NOISE)) for name, value in self.seconds(params).items()}
+        phases: dict[str, Value] = {f"{PHASE}{name}": seconds for name, seconds in found.items()}
         step_s, outcome = sum(found.values()), Outcome.OK if found else Outcome.OOM
         trial = Trial(
-            params=dict(params), outcome=outcome, value=step_s or None, step_s=step_s or None, extra={**found}
+            params=dict(params),
+            outcome=outcome,
+            value=step_s or None,
+            step_s=step_s or None,
+            extra=phases,
         )
         self.trials.append(trial)
         return trial

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from places import measured_data
 
+from zenith_calibration.calibrate.measured_rows import read_rows
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.measured_rows import read_rows
 from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.describe.cluster_catalog import load_cluster
 from zenith_tune.describe.framework_spec import load_framework

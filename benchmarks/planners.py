@@ -41,12 +41,12 @@ from layoutbench.predict import (
     write_rows,
 )
 from layoutbench.runner import TunerError
+from zenith_calibration.calibrate.framework_fits import families_of
+from zenith_calibration.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.memory_fit import MEASURED_ON, layout_columns
+from zenith_calibration.calibrate.memory_fit import usable as states_memory
 from zenith_tune import __version__
-from zenith_tune.calibrate.holdout import families_of
-from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
-from zenith_tune.calibrate.memory_fit import MEASURED_ON, layout_columns
-from zenith_tune.calibrate.memory_fit import usable as states_memory
 from zenith_tune.calibrate.time_family import family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, run_cluster, unusable
 from zenith_tune.describe.cluster_spec import precision_class

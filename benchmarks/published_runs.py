@@ -16,7 +16,7 @@ from typing import Any
 
 from places import measured_data
 
-from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_rows
+from zenith_calibration.calibrate.measured_rows import csv_files, csv_rows, read_rows
 from zenith_tune.calibrate.measured_run import MeasuredRun, stack_layouts
 from zenith_tune.calibrate.published_runs import PublishedRun
 from zenith_tune.calibrate.time_fit import run_cluster, unusable, with_default_batch

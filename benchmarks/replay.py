@@ -28,11 +28,11 @@ from replay_strategies import STRATEGIES, Replay, replay_all, within_reach
 from scoreboard import parse_options, read_both, run_command
 
 from layoutbench.plots import line_plot
+from zenith_calibration.calibrate.framework_fits import families_of
+from zenith_calibration.calibrate.memory_fit import fit_memory, usable
 from zenith_tune.calibrate.calibration_file import default_calibration
-from zenith_tune.calibrate.calibration_fit import LEAST_RUNS
-from zenith_tune.calibrate.holdout import families_of, held_out_steps, step_errors
+from zenith_tune.calibrate.holdout import LEAST_RUNS, held_out_steps, step_errors
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import fit_memory, usable
 from zenith_tune.calibrate.robust_fit import folds
 from zenith_tune.calibrate.time_family import TimeFamily, family_of
 from zenith_tune.calibrate.time_fit import RunTable, TimeFit, with_default_batch

@@ -13,9 +13,9 @@ from typing import Any
 from held_out import forbidden
 from scoreboard_choice import LEAST_LAYOUTS, PLAYBOOK
 
-from zenith_tune.calibrate.measured_rows import csv_files, csv_rows, read_measured
+from zenith_calibration.calibrate.measured_rows import csv_files, csv_rows, read_measured
+from zenith_calibration.calibrate.memory_fit import MEASURED_ON, layout_columns
 from zenith_tune.calibrate.measured_run import DEFAULT_COLUMNS, MeasuredRun
-from zenith_tune.calibrate.memory_fit import MEASURED_ON, layout_columns
 from zenith_tune.calibrate.time_fit import run_cluster
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.gpu_catalog import find_gpu

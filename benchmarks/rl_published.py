@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from zenith_rl.planning.generation import GenerationWork
+from zenith_rl.planning.lengths import AnswerLengths
+from zenith_rl.planning.rl_planner import ALGORITHMS, PlacedStep, RlJob, RlPlanner
 from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.planner.planner import Planner
-from zenith_tune.planner.rl.generation import GenerationWork
-from zenith_tune.planner.rl.lengths import AnswerLengths
-from zenith_tune.planner.rl.rl_planner import ALGORITHMS, PlacedStep, RlJob, RlPlanner
 
 ROWS = Path(__file__).parent / "results" / "nemo-rl-steps.csv"
 PROMPT = 105

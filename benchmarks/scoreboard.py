@@ -27,7 +27,7 @@ from places import RESULTS, measured_data
 from scoreboard_choice import PLAYBOOK, choice, folding_ranks, size_guide
 from scoreboard_report import markdown
 
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.time_fit import unusable
 from zenith_tune.errors import UsageError

@@ -27,6 +27,8 @@ In fish, put the output of `_ZENITHTUNE_COMPLETE=fish_source zenithtune` into
 `~/.config/fish/completions/zenithtune.fish`.
 """
 BROUGHT = [
+    ("calibration", "zenith_calibration.calibrate.command:calibrate"),
+    ("calibration", "zenith_calibration.probe.command:probe"),
     ("checkpoint", "zenith_checkpoint.cli:checkpoint"),
     ("kubernetes", "zenith_kubernetes.commands:recommend"),
     ("kubernetes", "zenith_kubernetes.commands:watch"),

@@ -461,6 +461,19 @@ class Measured(TypedDict):
     peak_memory_bytes: float | None
     out_of_memory: bool
     cause: str | None
+    phases_s: dict[str, float]
+    """Seconds of each phase of a step, the longest first; empty where its log shows none."""
+    phase_findings: list[PhaseFinding]
+
+
+class PhaseFinding(TypedDict):
+    """What keeps a phase of the steps waiting, or makes it longer than it need be."""
+
+    phase: str
+    finding: str
+    change: str
+    gain: float
+    """Share of a step that the change saves at most."""
 
 
 class Cause(TypedDict):

@@ -13,8 +13,11 @@ import pytest
 from tests.conftest import ROOT
 from tests.requirements import need_module
 
-SRC = ROOT / "src"
-WITH_EXAMPLES = sorted(path for path in SRC.rglob("*.py") if ">>> " in path.read_text())
+SOURCES = (ROOT / "src", *sorted(ROOT.glob("*/src")))
+"""The sources of all packages."""
+WITH_EXAMPLES = sorted(
+    (source, path) for source in SOURCES for path in source.rglob("*.py") if ">>> " in path.read_text()
+)
 
 
 @pytest.fixture
@@ -26,10 +29,11 @@ def no_garbage_is_collected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_garbage_is_collected")
-@pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(SRC)))
-def test_the_examples_of_a_module_print_what_they_say(path: Path) -> None:
-    if path.is_relative_to(SRC / "zenith_tune" / "mimo"):
+@pytest.mark.parametrize(("source", "path"), WITH_EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_examples_of_a_module_print_what_they_say(source: Path, path: Path) -> None:
+    name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+    need_module("engines", name.partition(".")[0])
+    if source.parent.name in ("checkpoint", "mimo") or name == "zenith_tune.mimo":
         need_module("engines", "torch")
-    name = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
     result = doctest.testmod(importlib.import_module(name))
     assert (result.failed, result.attempted > 0) == (0, True)

@@ -18,7 +18,7 @@ import zenith_tune
 from tests.conftest import ROOT
 from tests.requirements import skip
 
-SIBLINGS = ("layoutbench", "checkpoint", "kubernetes", "mimo")
+SIBLINGS = ("layoutbench", "calibration", "checkpoint", "kubernetes", "mimo", "rl")
 DOCKERFILE = ROOT / "Dockerfile"
 
 

@@ -435,4 +435,4 @@ def test_the_estimate_has_the_expected_number_of_trials_and_the_most(tmp_path: P
     assert expected is not None and most is not None and 6 < expected < most
     tuner.optimize()
     (outlook,) = [note for note in witness.notes if "short trials" in note]
-    assert mentions(outlook, f"{expected} short trials", f"{most + MAX_RUNS} trials"), "with what confirms a gain"
+    assert mentions(outlook, f"{expected} short trials", f"{most + MAX_RUNS} runs"), "with what confirms a gain"

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from zenith_tune.api.plan import compare_clusters as compare_clusters
     from zenith_tune.api.plan import estimate as estimate
     from zenith_tune.api.plan import plan as plan
-    from zenith_tune.api.plan_rl import plan_rl as plan_rl
     from zenith_tune.api.run_diagnosis import RunDiagnosis as RunDiagnosis
     from zenith_tune.api.study_result import Gain as Gain
     from zenith_tune.api.study_result import StudyResult as StudyResult
@@ -57,7 +56,6 @@ __version__ = "0.2.0"
 _HOMES = {
     "zenith_tune.api.diagnose": ("diagnose",),
     "zenith_tune.api.plan": ("compare_clusters", "estimate", "plan"),
-    "zenith_tune.api.plan_rl": ("plan_rl",),
     "zenith_tune.api.run_diagnosis": ("RunDiagnosis",),
     "zenith_tune.api.study_result": ("Gain", "StudyResult"),
     "zenith_tune.api.tune": ("tune",),
@@ -90,14 +88,22 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
+_BROUGHT = {"plan_rl": ("zenith_rl.plan:plan_rl", "rl")}
+"""Names of this project's other packages: where each is, and the extra that installs it."""
+
 __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _BROUGHT:
+        from zenith_tune.registry import of_sibling
+
+        place, extra = _BROUGHT[name]
+        return of_sibling(place, f"zenith_tune.{name}", extra)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *__all__, *_BROUGHT]

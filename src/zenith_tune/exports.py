@@ -250,10 +250,9 @@ def _write_events(writer: SummaryWriter, view: StudyView, trials: list[ExportedT
         for name, value in _shown(trial).items():
             writer.add_scalar(f"study/{name}", value, trial.number, walltime=trial.ended_s)
         fields = {"trial": trial.label, "outcome": trial.tags["outcome"], "unit": view.unit}
-        params = {name: _plain(value) for name, value in trial.params.items()}
         metrics = {f"trial/{name}": value for name, value in _shown(trial).items()}
         name = "your-command" if trial.is_baseline else f"trial-{trial.number:04d}"
-        writer.add_hparams({**params, **fields}, metrics, name=name, global_step=trial.number)
+        writer.add_hparams({**trial.params, **fields}, metrics, name=name, global_step=trial.number)
 
 
 def _shown(trial: ExportedTrial) -> dict[str, float]:
@@ -261,10 +260,6 @@ def _shown(trial: ExportedTrial) -> dict[str, float]:
     shown = {name: trial.metrics[name] for name in ("value", "step_s", "duration_s") if name in trial.metrics}
     memory = trial.metrics.get("peak_memory_bytes")
     return shown if memory is None else {**shown, "peak_memory_gib": memory / GIB}
-
-
-def _plain(value: object) -> bool | str | float | int:
-    return value if isinstance(value, bool | str | float | int) else str(value)
 
 
 def export_to_wandb(view: StudyView, project: str) -> int:

@@ -13,8 +13,9 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from zenith_tune.errors import MissingPackageError, UnknownNameError, UsageError
@@ -57,9 +58,9 @@ class Registry(Generic[T]):
         built_in: dict[str, str],
         *,
         contract: type[T] | None = None,
-        siblings: Collection[str] = (),
+        siblings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`siblings` are in other packages of this project: the extra of the same name installs each."""
+        """`siblings` are in other packages of this project, each with the extra that installs it."""
         self.kind = kind
         self.contract = contract
         self.entry_point_group = entry_point_group
@@ -91,7 +92,7 @@ class Registry(Generic[T]):
         if name not in self._classes:
             self._load_plugin(name)
         if name not in self._classes and name in self._siblings and name not in self._broken:
-            raise MissingPackageError(f"{self.kind} {name}", name)
+            raise MissingPackageError(f"{self.kind} {name}", self._siblings[name])
         if name not in self._classes:
             raise UnknownNameError(self.kind, name, self.names())
         return self._classes[name]
@@ -160,6 +161,17 @@ class Registry(Generic[T]):
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_LENGTH]
                 message = f"{self.kind} plugin {name!r} of package {package!r} cannot be loaded, skipped: {reason}"
                 warnings.warn(PluginWarning(message), stacklevel=3)
+
+
+def of_sibling(place: str, what: str, extra: str) -> Any:
+    """Return what is at `module:name`, also of another package of this project, or say how to install that."""
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+        raise MissingPackageError(what, extra) from None
 
 
 def entry_points(group: str) -> EntryPoints:

@@ -296,9 +296,12 @@ class PresetTuner:
 def _diagnosis(session: StudySession, why: str) -> list[str]:
     """Return what limits the fastest run; where the options take no effect, there is nothing else to say of it."""
     from zenith_tune.doctor.diagnosis import study_diagnosis  # loads the planner
+    from zenith_tune.record.restored_preset import study_calibration
 
     config, study = session.config, session.study
-    return study_diagnosis(config.preset, config.command, study) if study.is_sound else [why]
+    if not study.is_sound:
+        return [why]
+    return study_diagnosis(config.preset, config.command, study, study_calibration(config.place.folder.path))
 
 
 def _plan(session: StudySession, runner: Runner, *, may_confirm: bool) -> StudyPlan:
@@ -361,9 +364,9 @@ def _expected(session: StudySession, plan: StudyPlan, num_left: int) -> str:
     found = estimated(num_left)
     trials = f"about {count(found.num_trials, 'short trial')}"
     ends = f"; the budget of {plan.budget.describe()} ends the study before its {num_left} trials" * found.is_cut
-    most = estimated(max((session.study.max_trials or 0) - session.study.num_counted, 0))
+    most = estimated(max((session.study.max_trials or 0) - session.study.num_budgeted, 0))
     if most.num_trials > found.num_trials:
-        ends += f"; at most {count(most.num_trials, 'trial')}: {format_seconds(most.wall_s)}"
+        ends += f"; with what confirms a gain at most {count(most.num_trials, 'run')}, {format_seconds(most.wall_s)}"
     cost = f" ({plan.budget.cost(found.gpu_s)})" if session.config.num_gpus or plan.budget.price else ""
     return f"{trials}, {format_seconds(found.wall_s)}{cost}{ends}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 GIB = 2**30
 MIB = 2**20
-KIB = 2**10
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -14,19 +13,6 @@ def format_bytes(num_bytes: float) -> str:
     '1.5 GiB'
     """
     return f"{num_bytes / GIB:.1f} GiB"
-
-
-def format_file_size(num_bytes: int) -> str:
-    """Write bytes as GiB, or in a smaller unit where that would show nothing.
-
-    >>> format_file_size(3 * 2**29), format_file_size(5 * 2**20), format_file_size(1536), format_file_size(12)
-    ('1.5 GiB', '5.0 MiB', '1.5 KiB', '12 bytes')
-    """
-    if num_bytes >= GIB / 20:
-        return format_bytes(num_bytes)
-    if num_bytes < KIB:
-        return f"{num_bytes} bytes"
-    return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB else f"{num_bytes / KIB:.1f} KiB"
 
 
 def format_seconds(seconds: float) -> str:
@@ -152,6 +138,15 @@ def is_of_time(unit: str) -> bool:
     (True, True, False)
     """
     return unit == "s" or unit.endswith(("/s", "/GPU", " s", "ms"))
+
+
+def positive_int(value: object) -> int | None:
+    """Return a value that is a whole number above 0; None for any other.
+
+    >>> positive_int(16), positive_int(0), positive_int(True), positive_int("16")
+    (16, None, None, None)
+    """
+    return value if type(value) is int and value > 0 else None
 
 
 def whole(text: str) -> int | None:

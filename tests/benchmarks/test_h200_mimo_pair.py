@@ -45,6 +45,6 @@ def test_a_pair_is_trained_saved_and_resumed_on_the_curve_of_one_process(tmp_pat
     assert "error" not in found
     assert [phase["exit_codes"] for phase in found["phases"].values()] == [[0], [0, 0], [0, 0]]
     apart = found["compared"]["relative_difference"]
-    assert (apart["two ranks, gloo"]["steps"], apart["resumed on shared ranks"]["steps"]) == (3, 1)
+    assert (apart["two ranks, gloo"]["steps"], apart["resumed on shared ranks"]["steps"]) == (4, 1)
     assert max(each["worst"] for each in apart.values()) < 1e-2
     assert found["phases"]["one process"]["ranks"][0]["modules"].keys() == found["predicted"]["modules"].keys()

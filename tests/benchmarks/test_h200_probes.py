@@ -12,10 +12,10 @@ import pytest
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
 from tests.mentions import mentions
+from zenith_calibration.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.probed_runs import read_probes
 from zenith_tune.calibrate.calibration_file import load_calibration
-from zenith_tune.calibrate.measured_rows import read_measured
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.probed_runs import read_probes
 from zenith_tune.cli.main import main
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.calibrate.made_runs import SMALL, made_runs
-from tests.calibrate.test_memory_fit import a_run, measured_as
 from tests.calibrate.test_time_fit import TRUTH
+from tests.calibration.calibrate.test_memory_fit import a_run, measured_as
 from tests.conftest import ROOT
 from tests.layouts.test_stages import PLAYBOOK, dealt_one_by_one
 from tests.mentions import mentions

@@ -11,7 +11,7 @@ from layoutbench.landscape import SHIPPED, Landscape, load_landscapes
 from layoutbench.runner import run_tuner
 from tests.conftest import ROOT
 from tests.data_folder import measured_data
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.measured_rows import read_measured
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -6,7 +6,7 @@ import statistics
 import sys
 
 from tests.conftest import ROOT
-from zenith_tune.report.plan.rl import PUBLISHED
+from zenith_rl.report import PUBLISHED
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

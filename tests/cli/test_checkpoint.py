@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,6 @@ from tests.checkpoint.reference import OLD, Model, Shape
 from tests.checkpoint.shard_files import need_torch, read, same, to_torch, write_safetensors, write_shards
 from tests.command_runs import Run
 from tests.requirements import need_module
-from zenith_tune import registry
-from zenith_tune.cli.main import cli, main
 
 Forked = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -91,18 +88,6 @@ def test_help_does_not_load_torch(zenithtune: Forked, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(tmp_path / "hidden")}
     assert "checkpoint" in zenithtune("--help", env=env).stdout
     assert zenithtune("checkpoint", "merge", "--help", env=env).returncode == 0
-
-
-def test_a_command_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "_installed", lambda group, path: metadata.EntryPoints())
-    monkeypatch.setattr(cli, "commands", {})
-    with pytest.raises(SystemExit) as ended:
-        main(["checkpoint", "merge", "old"])
-    assert ended.value.code == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "'zenith-tune[checkpoint]'" in err
 
 
 def test_nested_shards_are_written_nested_again_with_what_stands_beside_the_weights(

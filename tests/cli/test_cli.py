@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from tests import toy_plugin
 from tests.conftest import FAKE_TRAINER, ROOT
 from tests.start_cost import assert_answers_quickly
 from tests.thoroughness import few_quick
+from zenith_tune import registry
+from zenith_tune.cli.main import cli, main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 MEGATRON = ("optimize", "--preset", "megatron", "--args", "n_gpus=8,gbs=16")
@@ -58,7 +61,7 @@ def test_a_dry_run_prints_commands_and_reasons_and_writes_nothing(zenithtune: Ru
     assert done.returncode == 0
     assert done.stdout.count("--tensor-model-parallel-size ") == 300
     assert all(name in done.stdout.splitlines()[0] for name in ("dry run", "megatron", "grid"))
-    assert "\ntrial base " in done.stdout
+    assert "\ntrial    0 " in done.stdout
     assert re.search(r"\d+ % \(?\d.*!= 0", done.stdout)
     assert list(tmp_path.iterdir()) == []
 
@@ -126,7 +129,7 @@ def test_every_mistake_in_args_is_one_line(zenithtune: Run, args: str, parts: li
         ([*MEGATRON], ["empty"]),
         ([*MEGATRON, "--", "no-such-program-anywhere"], ["no-such-program-anywhere"]),
         (["optimize", "--args", "n_gpus=8,gbs=16", "--", "true"], ["no preset recognises", "demo, ", "megatron-lm"]),
-        ([*MEGATRON, "--", "for i in 1 2; do python train.py; done"], ["{tp}"]),
+        ([*MEGATRON, "--", "for i in 1 2; do python a.py; python b.py; done"], ["{tp}"]),
         (["optimise"], ["optimise"]),
     ],
 )
@@ -212,13 +215,13 @@ def test_an_objective_of_ones_own_is_read(zenithtune: Run) -> None:
 def test_no_success_at_all_is_exit_code_1(zenithtune: Run) -> None:
     done = zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN, "--crash")
     assert done.returncode == 1
-    assert "no trial" in done.stdout and "\nrun: " not in done.stdout
+    assert "nothing was tuned" in done.stdout and "\nrun: " not in done.stdout
 
 
 def test_resume_without_a_name_continues_the_last_study(zenithtune: Run) -> None:
     assert zenithtune(*MEGATRON, "--n-trials", "2", *TRAIN).returncode == 0
     done = zenithtune(*MEGATRON, "--n-trials", "3", "--resume", *TRAIN)
-    assert "resumed: 3 " in done.stdout
+    assert "resumed: 2 trials kept" in done.stdout
 
 
 def test_plugins_are_found_and_a_broken_one_is_named_and_skipped(zenithtune: Run, tmp_path: Path) -> None:
@@ -269,4 +272,27 @@ def test_help_lists_common_options_by_group_and_help_all_lists_all() -> None:
 def test_a_dry_run_lists_no_trial_that_is_the_own_command(zenithtune: Run) -> None:
     given = ("--dry-run", "--evaluator", "duration", "--space", "x=1,2,3")
     done = zenithtune("optimize", *given, "--", "python", "train.py", "--x", "2")
-    assert re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE) == ["x=1", "x=3"], done.stdout + done.stderr
+    shown = re.findall(r"^trial +\d+  (\S+)", done.stdout, re.MULTILINE)
+    assert shown == ["your", "x=1", "x=3"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["calibrate", "--rows", "runs.csv", "--output", "mine.json"], "calibration"),
+        (["probe", "--", "python", "pretrain_gpt.py"], "calibration"),
+        (["plan", "--probe", "2", "--", "python", "pretrain_gpt.py"], "calibration"),
+        (["checkpoint", "merge", "old"], "checkpoint"),
+        (["watch"], "kubernetes"),
+    ],
+)
+def test_a_command_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
+    words: list[str], extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_installed", lambda *_: metadata.EntryPoints())
+    monkeypatch.setattr(cli, "commands", {})
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"'zenith-tune[{extra}]'" in err

@@ -20,9 +20,13 @@ from tests.data_folder import measured_data
 from tests.doctor.causes import logs
 from tests.mentions import mentions
 from tests.report.studies import BEST, recorded
+from zenith_tune.calibrate.calibration_file import default_calibration, save_calibration
 from zenith_tune.record.export import export
 from zenith_tune.record.folder import StudyFolder, trial_folder
+from zenith_tune.record.reader import ExportedStudy
+from zenith_tune.record.restored_preset import PRIOR
 from zenith_tune.record.view import StudyHeader
+from zenith_tune.report.study_digest import StudyDigest
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import Outcome, Trial
@@ -550,10 +554,30 @@ def test_the_log_of_a_trial_needs_nothing_more_than_its_study(
     assert [done.code for done in found] == [0, 1, 1], [done.err for done in found]
     assert "trial 1 of " in found[0].out and "TP8" in found[0].out and "measured 9.0 s" in found[0].out
     assert "ran out of memory" in found[1].out and "RuntimeError: no" in found[2].out
+    assert "trial 4 of the study is faster: 5.0 s a step, 1.80x" in found[0].out, found[0].out
     monkeypatch.chdir(places[0])
     assert "TP8" in doctor("log.txt").out
     (tmp_path / "tuned" / "study.json").write_text("[]")
     assert "TP8" not in doctor("log.txt").out and "9.0 s" in doctor("log.txt").out
+
+
+def test_nothing_is_advised_of_a_trial_that_its_study_beats_and_doctor_and_page_predict_alike(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    place = trial_folder(tmp_path / "tuned", 1)
+    slow = replace(trial(1, Outcome.OK, 9.0, **point(recompute="full/uniform1")), folder=place)
+    study_of(tmp_path, slow, trial(2, Outcome.OK, 1.0, **point()))
+    place.mkdir(parents=True)
+    (place / "log.txt").write_text(LINE.format(1, 9000.0))
+    usual = json.loads(doctor(str(place / "log.txt"), "--json").out)
+    assert usual["advice"] == [] and "trial 2" in usual["warnings"][0]
+    fitted = default_calibration("megatron")
+    slower = replace(fitted.time.coefficients, gemm_efficiency=fitted.time.coefficients.gemm_efficiency / 2)
+    save_calibration(replace(fitted, time=replace(fitted.time, coefficients=slower)), tmp_path / "tuned" / PRIOR)
+    planned = json.loads(doctor(str(place / "log.txt"), "--json").out)["planned"]
+    assert planned["step_s"] > 1.2 * usual["planned"]["step_s"]
+    page = StudyDigest(ExportedStudy(tmp_path / "tuned" / "study.json")).object()
+    assert page["trials"][0]["predicted"]["step_s"] == pytest.approx(planned["step_s"])
 
 
 def test_a_study_without_layouts_has_what_it_measured(doctor: Doctor, tmp_path: Path) -> None:

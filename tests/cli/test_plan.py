@@ -119,7 +119,7 @@ def test_nothing_that_fits_is_exit_code_1_and_says_what_it_would_take(plan: Plan
         ([*LLAMA, "--cluster", "h1000x8"], ["h1000", "h100"]),
         ([*LLAMA, "--gbs", "0"], ["--gbs"]),
         ([*LLAMA, "--seq", "long"], ["--seq"]),
-        ([*LLAMA[:4]], ["Missing option '--gbs'"]),
+        ([*LLAMA[:4]], ["Missing options '--gbs', '--seq'"]),
         ([*LLAMA, "--framework", "megatorn"], ["unknown framework", "did you mean 'megatron'"]),
         ([*LLAMA, "--precision", "int3"], ["--precision", "bf16"]),
         ([*LLAMA, "--explain", "TP8 QQ2"], ["'QQ2'"]),

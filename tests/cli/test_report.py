@@ -53,6 +53,12 @@ def test_other_formats_go_to_stdout_or_to_a_file_by_its_ending(report: Run, tmp_
     assert report("s", "--format", "markdown").out == report("s", "--format", "md").out
 
 
+@pytest.mark.parametrize("arguments", [[], ["zenithtune-out"], ["--output-dir", "zenithtune-out"]])
+def test_without_a_name_it_is_the_study_that_was_begun_last(report: Run, tmp_path: Path, arguments: list[str]) -> None:
+    recorded(tmp_path / "zenithtune-out", [BASELINE, ok(2, 2, 1, 67_100.0)], name="t")
+    assert report(*arguments).out.endswith("zenithtune-out/t/report.html\n")
+
+
 def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path: Path) -> None:
     recorded(tmp_path / "zenithtune-out", [BASELINE, ok(2, 2, 1, 67_100.0)], name="t")
     assert as_json(report("s", "--compare", "t", "--format", "json"))["gain"] == pytest.approx(0.1)
@@ -71,8 +77,7 @@ def test_two_studies_are_compared_in_every_format_but_csv(report: Run, tmp_path:
         (["s", "--output", "zenithtune-out"], "'zenithtune-out'"),
         (["s", "--db", "gone.db"], "gone.db"),
         (["s", "--format", "pdf"], "'pdf'"),
-        ([], "Missing argument 'STUDY'"),
-        (["zenithtune-out"], "(s)"),
+        (["--output-dir", "gone"], "gone"),
     ],
 )
 def test_a_mistake_is_one_line(report: Run, arguments: list[str], said: str) -> None:

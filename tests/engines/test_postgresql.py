@@ -195,7 +195,7 @@ def test_the_budget_is_one_for_all_tuners(server: PostgresqlServer, tmp_path: Pa
     again = tune(tmp_path, db_path=server.url, study_name="budget", resume=True, listener=witness)
     again.optimize(2)
     assert witness.trials == [] and witness.end is not None
-    assert mentions(witness.end.why, "budget", "2 trials")
+    assert mentions(witness.end.why, "budget", "2 runs")
     assert len(witness.end.study.trials) == 2
 
 

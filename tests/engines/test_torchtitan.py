@@ -23,7 +23,7 @@ from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module, skip
 from tests.thoroughness import few_quick
 from tests.warm_process import warm_python
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.measured_rows import read_measured
 from zenith_tune.layouts.layout_batch import LayoutBatch
 from zenith_tune.layouts.stages import layers_before_unit_chunk
 from zenith_tune.presets.torchtitan.command import titan_run

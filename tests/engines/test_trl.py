@@ -12,6 +12,7 @@ import pytest
 from tests.engines.conftest import ENGINE_ENV
 from tests.requirements import need_module
 from tests.warm_process import warm_python
+from zenith_tune import diagnose
 from zenith_tune.hooks.injection import hook_events
 
 SCRIPT = """
@@ -79,4 +80,8 @@ def test_trials_of_grpo_train_and_generate_as_many_samples_as_the_users_own_comm
         [made] = [event["arguments"] for event in events if event["event"] == "trainer"]
         assert made["per_device_train_batch_size"] * made["gradient_accumulation_steps"] == 4
         assert made["generation_batch_size"] == num_generated
+        phases = [trial[f"phase:{name}"] for name in ("generation", "rewards", "training")]
+        assert min(phases) > 0 and phases[1] < phases[0]
+    diagnosis = diagnose(tmp_path / "out" / "s")
+    assert {"generation", "rewards", "training"} == diagnosis.measured.phases_s.keys()
     assert not (tmp_path / "mine").exists() and not (tmp_path / "own").exists()

@@ -6,9 +6,9 @@ import pytest
 
 from tests.data_folder import measured_data
 from tests.estimates.memory_cases import llama, memory_of
-from zenith_tune.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.measured_rows import read_measured
+from zenith_calibration.calibrate.memory_fit import MemoryRows
 from zenith_tune.calibrate.measured_run import MeasuredRun
-from zenith_tune.calibrate.memory_fit import MemoryRows
 from zenith_tune.describe.framework_spec import known_frameworks, load_framework
 from zenith_tune.describe.job_spec import JobSpec
 from zenith_tune.describe.model_catalog import load_model

@@ -29,6 +29,12 @@ def test_rates_are_maximized_and_times_minimized_unless_said_otherwise() -> None
     assert JsonEvaluator("tokens_per_s", direction=Direction.MINIMIZE).direction is Direction.MINIMIZE
 
 
+def test_steps_that_are_off_at_the_ends_of_a_run_do_not_count_and_of_a_loss_the_last_does() -> None:
+    log = "".join(f'{{"tokens_per_s": {rate}, "loss": {rate}}}\n' for rate in (30, 100, 101, 100, 99, 40))
+    assert JsonEvaluator("tokens_per_s").evaluate(log, {}) == pytest.approx(100, rel=0.01)
+    assert JsonEvaluator("loss").evaluate(log, {}) == 40
+
+
 def test_a_median_leaves_the_others_and_numbers_an_iteration_show_progress() -> None:
     log = "".join(f'{{"tokens_per_s": {rate}}}\n' for rate in (1, 5, 5, 6, 5))
     evaluator = JsonEvaluator("tokens_per_s", selector="median")

@@ -8,7 +8,7 @@ import pytest
 from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
 from zenith_tune.evaluators.early_stop import EarlyStop, Stakes
-from zenith_tune.evaluators.regex import RegexEvaluator, _for_regex
+from zenith_tune.evaluators.regex import RegexEvaluator, _for_regex, usual_direction
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.precision import TO_90
 
@@ -25,6 +25,57 @@ def test_it_is_registered() -> None:
 )
 def test_each_selector_picks_its_value(selector: str, value: float) -> None:
     assert RegexEvaluator(r"speed: (\S+)", selector).evaluate(LOG, {}) == value
+
+
+@pytest.mark.parametrize(
+    ("numbers", "value"),
+    [
+        ([9.0, 2.0, 2.1, 2.0, 6.0], 2.05),  # a warm-up and one stall
+        ([9.0, 2.0, 2.0, 2.0], 2.0),
+        ([5.0], 5.0),
+        ([10.0, 20.1, 30.3, 40.2], 40.2),  # a total
+        ([0.0, 5.0, 5.2, 5.1], 5.15),  # a rate that the first step does not have
+        ([-1.0, 3.0, 2.0], 2.0),
+    ],
+)
+def test_steady_is_what_a_long_run_has_of_a_number_that_each_step_prints(numbers: list[float], value: float) -> None:
+    log = "".join(f"v={number}\n" for number in numbers)
+    evaluator = RegexEvaluator(r"v=(\S+)", "steady")
+    assert evaluator.evaluate(log, {}) == pytest.approx(value)
+    assert evaluator.measure(log, {}).value == pytest.approx(value)
+
+
+def test_a_rate_that_the_first_steps_do_not_have_is_warm_up_and_one_that_is_lost_later_is_none() -> None:
+    evaluator = RegexEvaluator(r"v=(\S+)", "steady", Direction.MAXIMIZE)
+    assert evaluator.evaluate("v=n/a\nv=nan\nv=3\nv=3.1\nv=3\n", {}) == pytest.approx(3.05)
+    with pytest.raises(ValueError, match="nan"):
+        evaluator.evaluate("v=3\nv=nan\nv=3\n", {})
+
+
+def test_the_error_of_a_steady_value_is_that_of_its_steps_and_a_total_has_none() -> None:
+    steps = [9.0, 2.01, 2.0, 1.99, 2.0, 2.01, 5.0]
+    log = "".join(f"v={step}\n" for step in steps)
+    steady, last = (RegexEvaluator(r"v=(\S+)", selector).measure(log, {}) for selector in ("steady", "last"))
+    assert steady.error is not None and last.error is not None and steady.error < last.error / 3
+    total = RegexEvaluator(r"v=(\S+)", "steady").measure("v=1\nv=2.1\nv=3.3\nv=4.1\n", {})
+    assert (total.value, total.error) == (4.1, None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "direction"),
+    [
+        (r"tokens/s: (\S+)", Direction.MAXIMIZE),
+        (r"samples per second (\S+)", Direction.MAXIMIZE),
+        (r"\((\d+) tok\)/sec", Direction.MAXIMIZE),
+        (r"throughput per GPU \(TFLOP/s/GPU\): (\S+)", Direction.MAXIMIZE),
+        (r"train_speed\(s/it\): (\S+)", Direction.MINIMIZE),
+        (r"([\d.]+) s/step", Direction.MINIMIZE),
+        (r"elapsed time per iteration \(ms\): (\S+)", Direction.MINIMIZE),
+        (r"seconds per sample: (\S+)", Direction.MINIMIZE),
+    ],
+)
+def test_more_of_a_rate_is_better_and_less_of_a_time(pattern: str, direction: Direction) -> None:
+    assert usual_direction(pattern) is direction
 
 
 def test_the_last_value_is_the_default_and_smaller_is_better() -> None:
@@ -87,7 +138,7 @@ def test_an_invalid_pattern_is_bad_input() -> None:
 
 
 def test_an_unknown_selector_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"'median'\? .*first, last, max, mean, median, min"):
+    with pytest.raises(UsageError, match=r"'median'\? .*first, last, max, mean, median, min, steady"):
         RegexEvaluator("(.)", "medain")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.probe.fake_torch import CUDA, NO_CUDA, run_hooked, write_torch
+from tests.calibration.probe.fake_torch import CUDA, NO_CUDA, run_hooked, write_torch
 
 STEPS = "from torch.optim import Optimizer\na = Optimizer()\nfor _ in range(3): a.step()\nprint('trained')\n"
 

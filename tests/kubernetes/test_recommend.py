@@ -169,3 +169,20 @@ def test_a_plan_is_written_as_a_train_job_that_runs_its_script(
     words = ran.stdout.split()
     assert words[words.index("--nnodes") + 1] == "2" and "node-0.llama:29500" in words
     assert {"pretrain_gpt.py", "--num-layers", "--mock-data", "--use-distributed-optimizer"} <= set(words)
+
+
+def test_what_a_plan_was_written_as_is_read_again_and_still_meets_where_the_runtime_says(
+    capsys: pytest.CaptureFixture[str], recommend: Callable[..., Done], tmp_path: Path
+) -> None:
+    arguments = ("--model", "llama3-8b", "--cluster", "h100x16", "--gbs", "64", "--seq", "4096")
+    assert running("plan", capsys)(*arguments, "--emit", "trainjob", "--output", str(tmp_path)).code == 0
+    found = as_json(recommend((tmp_path / "trainjob.yaml").read_text(), "--gpu", "h100", "--json"))
+    assert found["nodes"] * found["gpus_per_node"] == 16 and found["step_s"] > 0
+    assert "$MASTER_ADDR:" in found["command"] and "eval " not in found["command"]
+    script, stand_in = tmp_path / "run.sh", tmp_path / "torchrun"
+    script.write_text(found["command"])
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o700)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PET_MASTER_ADDR": "node-0.llama"}
+    ran = subprocess.run(["bash", script], env=env, capture_output=True, text=True, check=True)
+    assert "node-0.llama:29500" in ran.stdout and "--mock-data" in ran.stdout

@@ -24,7 +24,7 @@ from zenith_tune.presets.base import PresetRegistry, recognised_preset
 def test_a_preset_whose_package_is_not_installed_says_in_one_line_how_to_install_it(
     ask: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_installed", lambda group, path: metadata.EntryPoints())
+    monkeypatch.setattr(registry, "_installed", lambda *_: metadata.EntryPoints())
     monkeypatch.setattr(PresetRegistry, "_classes", {})
     with pytest.raises(UsageError) as refused:
         ask()

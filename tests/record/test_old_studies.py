@@ -38,12 +38,12 @@ def test_a_study_of_an_earlier_release_is_resumed(
     capsys: pytest.CaptureFixture[str], name: str, num_old: int, num_trials: int
 ) -> None:
     before = find_study(name, output_dir=Path("out")).view()
-    assert before.study.num_searched == num_old
+    assert before.study.num_trials == num_old
     optimize = running("optimize", capsys)
     done = optimize(*OPTIONS, "--no-confirm", "--study-name", name, "--n-trials", str(num_trials), "--", *COMMAND)
     assert done.code == 0, done.err
     after = find_study(name, output_dir=Path("out")).view()
-    assert after.study.num_searched == num_trials and not after.running
+    assert after.study.num_trials == num_trials and not after.running
     assert after.study.first_baseline == before.baseline
     assert after.study.trials[:num_old] == before.study.trials
     cut_off = [view.trial for view in after.trials if view.trial.outcome is Outcome.CANCELLED]
@@ -66,7 +66,7 @@ def test_a_study_of_layouts_continues_with_the_choices_that_it_was_recorded_with
     done = running("optimize", capsys)(*options, *resumed, "--", *LAYOUTS)
     assert done.code == 0, done.err
     study = find_study("layouts", db="out/layouts.db").view().study
-    assert study.num_searched == 5
+    assert study.num_trials == 5
     # What this release searches beyond them is not in the record: the sharded optimizer, and chunks that are laid out.
     levers = {lever.name for lever in LEVERS}
     assert all(trial.params.keys() - levers == study.trials[0].params.keys() for trial in study.trials)
@@ -134,7 +134,7 @@ def test_a_run_that_an_earlier_release_marked_in_its_identity_repeats_the_trial_
     assert {number: trial.rerun_of for number, trial in runs.items() if trial.is_rerun} == {3: 1, 4: 0, 7: 6, 8: 4}
     assert all(runs[again].identity == runs[first].identity for again, first in ((3, 1), (4, 0), (7, 6), (8, 0)))
     study = confirmed.study
-    assert study.num_searched == 4 and study.best is not None and study.number_of(study.best) == 6
+    assert study.num_trials == 4 and study.best is not None and study.number_of(study.best) == 6
     assert study.reruns_of(study.best) == [7] and study.gain == pytest.approx(3.0)
     assert study.baseline is not None and (study.baseline.number, study.first_run(study.baseline)) == (8, runs[0])
 

@@ -14,6 +14,7 @@ from tests.conftest import FAKE_TRAINER
 from tests.report.test_terminal import TRAIN, run_in_terminal
 from tests.study_tools import tune
 from tests.toy_preset import ToyPreset
+from zenith_tune import PresetTuner
 from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
 from zenith_tune.study.changes import Change, changes_text
 
@@ -98,8 +99,30 @@ def test_changes_are_grouped_by_what_they_brought() -> None:
 
 
 def test_a_pattern_says_which_way_it_is_better_unless_that_was_given(tmp_path: Path) -> None:
-    def noted(**options: Any) -> bool:
-        lines = printed(tmp_path / str(len(options)), "sh -c 'echo rate 1'", objective=r"rate (\d+)", **options)
+    def noted(name: str, **options: Any) -> bool:
+        command = f"sh -c 'echo {name} 1'"
+        lines = printed(tmp_path / f"{len(name)}-{len(options)}", command, objective=rf"{name} (\d+)", **options)
         return any("--maximize" in line for line in lines)
 
-    assert noted() and not noted(maximize=True)
+    assert noted("mass") and not noted("mass", maximize=True)
+    assert not noted("tokens/s") and not noted("step_time"), "a rate and a time say it themselves"
+
+
+def test_the_whole_cause_of_a_failure_is_shown_below_its_row(tmp_path: Path) -> None:
+    cause = "RuntimeError: the weights (4096, 11008) do not match those of the checkpoint, which are (4096, 14336)"
+    command = f"sh -c 'echo value: {{x}}; echo \"{cause}\"; exit $(( {{x}} / 3 ))'"
+    lines = printed(tmp_path, command)
+    shown = " ".join(" ".join(lines).split())
+    assert cause in shown and all(len(line) <= 80 for line in lines if line.startswith(" "))
+
+
+def test_of_a_command_that_fails_its_error_is_shown_as_it_was_printed_and_no_table(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("def load():\n    raise RuntimeError('no such data')\n\nload()\n")
+    stream = io.StringIO()
+    listener = TerminalReporter(Console(file=stream, width=80))
+    own: dict[str, Any] = {"space": {"x": [1, 2]}, "objective": r"v (\d+)", "output_dir": tmp_path / "out"}
+    PresetTuner(f"python {script} --x 1", listener=listener, **own).optimize()
+    lines = stream.getvalue().splitlines()
+    assert "      raise RuntimeError('no such data')" in lines
+    assert not any("layout" in line for line in lines)

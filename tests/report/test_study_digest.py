@@ -15,6 +15,7 @@ from tests.report.hostile import write_hostile
 from tests.report.studies import BASELINE, BEST, COMMAND, TRIALS, Recorded, header, multiplied, ok, recorded
 from zenith_tune.record.reader import StudyReader
 from zenith_tune.report.study_digest import StudyDigest, failure_groups
+from zenith_tune.study.trial import PHASE
 
 
 @pytest.fixture
@@ -69,6 +70,13 @@ def test_both_steps_are_divided_as_planned_and_as_long_as_measured(root: Path) -
     assert sum(own["parts_s"].values()) == pytest.approx(BASELINE.step_s)
     assert sum(best["parts_s"].values()) == pytest.approx(TRIALS[BEST].step_s)
     assert "bubble" in best["parts_s"] and "bubble" not in own["parts_s"]
+
+
+def test_both_steps_are_divided_by_the_phases_that_their_logs_show(root: Path) -> None:
+    phases = {"generation": 3.0, "update": 1.0}
+    trials = [replace(each, extra={f"{PHASE}{name}": s for name, s in phases.items()}) for each in TRIALS]
+    own, best = digest(recorded(root, trials))["steps"]
+    assert own["parts_s"] == best["parts_s"] == phases and own["is_measured"]
 
 
 def test_a_step_that_has_nothing_beside_it_is_not_divided(root: Path) -> None:

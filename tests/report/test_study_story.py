@@ -45,7 +45,7 @@ def test_strategy_stop_reason_and_closing_table_are_shown(tmp_path: Path) -> Non
     search = StudySearch(strategy="guided", max_trials=30, begun_s=1.0).ended(2.0, WHY_ENDED, FOUND)
     study = digest_of(tmp_path, search=search)
     assert (study["strategy"], study["stopped"], study["max_trials"]) == ("guided", WHY_ENDED, 30)
-    assert study["num_searched"] == 9 and study["time_left_s"] > 0
+    assert study["num_budgeted"] == 9 and study["time_left_s"] > 0
     table = {"title": FOUND.title, "columns": ["trial", "layout"], "rows": [["4", "TP2 | PP2"]], "notes": ["off by 4%"]}
     assert study["findings"] == [table]
     text = study_markdown(study)

@@ -50,7 +50,7 @@ def test_a_terminal_shows_trials_live_with_state_value_best_and_time_left(tmp_pa
     drawn = run_in_terminal([*arguments, "--", *TRAIN, "--iteration-seconds", "0.1"], tmp_path)
     assert "iteration" in drawn
     assert "\x1b[2K" in drawn, "nothing was drawn over: it is not live"
-    assert re.search(r"1 of [a-z ]*4 trials", drawn)
+    assert re.search(r"1 of [a-z ]*4 runs", drawn)
     assert "best 221.1 (" in drawn
 
 

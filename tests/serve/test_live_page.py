@@ -103,10 +103,10 @@ def test_the_bar_shows_how_far_the_study_is_and_the_time_left(
     tuned.record.keep_search(StudySearch(strategy="grid", max_trials=12, begun_s=1.0))
     show(browser, client)
     # Two trials of 9 and 2 seconds have ended.
-    wait_until(lambda: browser.text("#live-pace") == "2 of at most 12 trials · at most 55s left")
+    wait_until(lambda: browser.text("#live-pace") == "2 of at most 12 runs · at most 55s left")
     tuned.finish(3, TRIALS[3])
-    wait_until(lambda: browser.text("#live-pace") != "2 of at most 12 trials · at most 55s left")
-    assert browser.text("#live-pace").startswith("3 of at most 12 trials")
+    wait_until(lambda: browser.text("#live-pace") != "2 of at most 12 runs · at most 55s left")
+    assert browser.text("#live-pace").startswith("3 of at most 12 runs")
     wait_until(lambda: browser.run("return document.title").startswith("3/12 · +10%"))
 
 

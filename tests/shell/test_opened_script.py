@@ -10,7 +10,7 @@ import pytest
 
 from zenith_tune.errors import CommandError
 from zenith_tune.shell import ParsedCommand
-from zenith_tune.shell.scripts.opened import changed_script, opened_script
+from zenith_tune.shell.scripts.opened import changed_script, opened_script, with_script
 
 TRAINER = r"""#!/bin/bash
 echo "in $PWD, A=$A, for $SCRIPT"
@@ -108,6 +108,20 @@ def test_the_change_of_a_script_keeps_the_words_that_stay(folder: Path) -> None:
     (folder / "best.diff").write_text(change.diff)
     subprocess.run(["patch", "-s", "jobs/train.sh", "best.diff"], cwd=folder, check=True)
     assert run("bash jobs/train.sh", folder) == wanted
+
+
+@pytest.mark.parametrize(("name", "start"), CASES)
+def test_the_changed_script_to_copy_is_the_users_text_and_runs_as_its_trial_did(
+    folder: Path, name: str, start: str
+) -> None:
+    write(folder, SCRIPTS[name])
+    own = opened_script(f"{start} 1 2 'three 4'")
+    changed = ParsedCommand.of(own).set({"--lr": 3}).text
+    script = changed_script(own, changed)
+    if script is None:
+        return
+    readable = with_script(changed, script)
+    assert "eval " not in readable and run(readable, folder) == run(changed, folder)
 
 
 def test_a_list_of_which_one_option_changes_is_written_out(folder: Path) -> None:

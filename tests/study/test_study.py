@@ -53,7 +53,7 @@ def test_the_fastest_may_be_the_users_own_command() -> None:
 
 @pytest.mark.parametrize(
     ("value", "is_within_noise", "is_clear"),
-    [(0.99, False, False), (1.07, True, False), (1.15, False, False), (1.4, False, True)],
+    [(0.99, False, False), (1.07, True, False), (1.11, False, False), (1.15, False, True), (1.4, False, True)],
 )
 def test_the_noise_of_a_gain_is_that_of_both_runs_and_of_their_launches(
     value: float, is_within_noise: bool, is_clear: bool

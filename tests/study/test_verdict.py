@@ -47,8 +47,8 @@ def test_a_nearly_full_best_names_the_safer_trial() -> None:
 
 
 def test_trials_that_ran_again_are_named_by_their_first_number() -> None:
-    again = trial(5, 131.0, 58.0, again=True, of=18), trial(6, 130.9, 57.0, again=True, of=4)
-    study = study_with(trial(1, 143.0, 79.6), trial(18, 131.0, 58.0), trial(4, 120.0, 57.0), *again)
+    again = trial(5, 231.0, 58.0, again=True, of=18), trial(6, 230.9, 57.0, again=True, of=4)
+    study = study_with(trial(1, 243.0, 79.6), trial(18, 231.0, 58.0), trial(4, 212.0, 57.0), *again)
     verdict = verdict_of(study, Budget(), num_gpus=8, capacity_bytes=80 * GIB)
     assert verdict.safer is not None and verdict.safer.number == 18
     study.limit_memory(70 * GIB)

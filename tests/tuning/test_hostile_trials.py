@@ -283,7 +283,7 @@ def test_a_presets_files_stay_in_the_trials_folder(tmp_path: Path) -> None:
     "arguments",
     [
         ["--", "mytrain", "--hf-token", "hf_abcdefghijklmnop1234"],
-        ["--preset", "demo", "--", "mytool --hf-token=hf_abcdefghijklmnop1234 && python3 t.py"],
+        ["--preset", "demo", "--", "mytool --hf-token=hf_abcdefghijklmnop1234 'open"],
         ["--preset", "demo", "--", "env", "HF_TOKEN=hf_abcdefghijklmnop1234"],
         ["--preset", "demo", "--db", "foo://u:abcdefghijklmnop1234@127.0.0.1:1/x", "--", "true"],
     ],

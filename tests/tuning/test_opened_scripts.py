@@ -68,7 +68,12 @@ def test_a_megatron_script_loses_what_trials_take_away(zenithtune: Tune, tmp_pat
     assert "$RECOMPUTE \\" not in after and f"--micro-batch-size {best['mbs']}" in after and "${MODEL_ARGS[@]}" in after
     assert (tmp_path / "train.sh").read_text() == text
     assert {path.name for path in tmp_path.iterdir()} == {"train.sh", "pretrain_gpt.py", "out", "out.log"}
-    by_hand = ["bash", str(tmp_path / "out" / "s" / "best_command.sh")]
+    best_script = tmp_path / "out" / "s" / "best_command.sh"
+    own_lines = [
+        line for line in text.replace("${BASH_SOURCE[0]}", "$0").splitlines() if line.startswith(("#", "HERE"))
+    ]
+    assert set(own_lines) <= set(best_script.read_text().splitlines()), "it reads as the user's own"
+    by_hand = ["bash", str(best_script)]
     ran = subprocess.run(by_hand, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout.count("elapsed time per iteration") == 12
     again = zenithtune("optimize", *cluster, *given, "--resume", "--", "bash", "train.sh")

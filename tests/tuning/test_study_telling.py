@@ -44,7 +44,7 @@ def test_the_users_own_command_has_one_name() -> None:
     tell.started(trial(0, is_baseline=True), YOUR_COMMAND, Path("log.txt"), None)
     tell.state(0, "pending")
     tell.finished(trial(0, is_baseline=True), YOUR_COMMAND, Study(Direction.MAXIMIZE))
-    assert [line[:4] for line in lines_of(output)] == [["trial", "base", "your", "command"]] * 2
+    assert [line[:4] for line in lines_of(output)] == [["trial", "0", "your", "command"]] * 2
 
 
 def test_a_trial_that_is_not_submitted_yet_does_not_show_as_running() -> None:
@@ -55,4 +55,4 @@ def test_a_trial_that_is_not_submitted_yet_does_not_show_as_running() -> None:
     screen.trial_state(1, "running on n1")
     Console(file=output, width=120, height=30).print(screen.draw())
     shown = [line.split() for line in output.getvalue().splitlines()]
-    assert [row[1:5] for row in shown[:2]] == [["base", "your", "command", "starting,"], ["1", "mbs1", "running", "on"]]
+    assert [row[1:5] for row in shown[:2]] == [["0", "your", "command", "starting,"], ["1", "mbs1", "running", "on"]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zenith_tune.errors import DiskFullError, UsageError
-from zenith_tune.units import count, format_file_size
+from zenith_tune.units import GIB, MIB, count, format_bytes
 
 PREFIX = "pytorch_model_tp_"
 SHARD_NAME = re.compile(r"pytorch_model_tp_(0|[1-9][0-9]{0,8})_pp_(0|[1-9][0-9]{0,8})\.(bin|safetensors)")
@@ -32,6 +32,19 @@ class Format(enum.Enum):
     """Megatron-LM's legacy format: a folder for each rank."""
     TORCH_DIST = "torch_dist"
     """Megatron-LM's default: whole tensors, which it splits as it loads them."""
+
+
+def format_file_size(num_bytes: int) -> str:
+    """Write bytes as GiB, or in a smaller unit where that would show nothing.
+
+    >>> format_file_size(3 * 2**29), format_file_size(5 * 2**20), format_file_size(1536), format_file_size(12)
+    ('1.5 GiB', '5.0 MiB', '1.5 KiB', '12 bytes')
+    """
+    if num_bytes >= GIB / 20:
+        return format_bytes(num_bytes)
+    if num_bytes < 1024:
+        return f"{num_bytes} bytes"
+    return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:.1f} KiB"
 
 
 def shard_name(tp: int, pp: int, extension: str) -> str:

@@ -325,10 +325,10 @@ def _bytes(quantity: object) -> float:
     >>> _bytes("1Ki"), _bytes("1.5k"), _bytes(7)
     (1024.0, 1500.0, 7.0)
     """
-    match = re.fullmatch(r"([0-9.e]+|inf)([kMGTPE]?)(i?)", str(quantity))
+    match = re.fullmatch(r"([0-9.e]+|inf)([kKMGTPE]?)(i?)", str(quantity))
     if match is None:
         raise UsageError(f"an amount of memory is written as 64Gi, but got {quantity!r}: correct the manifest")
-    unit: int = (1024 if match[3] else 1000) ** " kMGTPE".index(match[2] or " ")
+    unit: int = (1024 if match[3] else 1000) ** " KMGTPE".index(match[2].upper() or " ")
     return float(match[1]) * unit
 
 

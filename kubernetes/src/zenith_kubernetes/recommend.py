@@ -15,6 +15,7 @@ from zenith_tune.planner.plan import PlannedLayout
 from zenith_tune.planner.planner import Planner
 from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.report.dry_run import DryRunListener, dry_run
+from zenith_tune.shell.scripts.opened import with_text_closed
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.trial import Prediction
 from zenith_tune.tuner import PresetTuner
@@ -215,6 +216,6 @@ def _planned(command: str, gpu: str, number: int, risk: float, options: Mapping[
         own=own,
         best=best if fits else None,
         label=first.label,
-        command=first.command,
+        command=with_text_closed(first.command),
         notes=tuple(tuner.config.warnings()),
     )

@@ -77,13 +77,8 @@ class OwnedPiece:
         """Whether the model has these rows in a lower precision."""
         return bool(self.weight.dtype != self.rows.dtype)
 
-    def write_back(self) -> None:
-        """Give the model the weights of full precision."""
-        if self.is_copy:
-            self.rows.copy_(self.weight.detach())
-
     def take_changes(self) -> None:
-        """Take over each number of the model that is not what `write_back` made it, as after loading weights."""
+        """Take over each number of the model that is not what the last update made it, as after loading weights."""
         if self.is_copy:
             weight = self.weight.detach()
             weight.copy_(torch.where(weight.to(self.rows.dtype) == self.rows, weight, self.rows))
@@ -123,7 +118,7 @@ class ModuleOptimizer:
             {"params": [p.weight for p in self.pieces if p.weight.dim() == 1], "weight_decay": 0.0},
         ]
         self.optimizer: Optimizer = (
-            torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+            torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=device == "cuda" or None)
             if make_optimizer is None
             else make_optimizer(role.name, groups)
         )
@@ -150,19 +145,19 @@ class ModuleOptimizer:
         """Take the gradients over, unscaled, and return whether one is infinite or not a number."""
         for piece in self.pieces:
             piece.weight.grad = self.grad_of(piece)
-            if self._config.loss_scale != 1.0:
-                piece.weight.grad.div_(self._config.loss_scale)
         if not self.pieces:
             return False
-        largest = torch.stack([piece.weight.grad.abs().max() for piece in self.pieces])
-        return not bool(torch.isfinite(largest).all())
+        grads = self._grads()
+        if self._config.loss_scale != 1.0:
+            torch._foreach_div_(grads, self._config.loss_scale)
+        return not bool(torch.isfinite(torch.stack(torch._foreach_norm(grads, math.inf))).all())
 
     def squared_norm(self) -> float:
         """Return the squared norm of the whole module's gradient, the same on all its ranks."""
         grads = self._counted_grads()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         if grads:
-            total += torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float64) for grad in grads]).square().sum()
+            total += torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float64)).square().sum()
         return float(self._sum_over_module(total))
 
     def count_zeros(self) -> int:
@@ -172,8 +167,8 @@ class ModuleOptimizer:
 
     def clip(self, factor: float) -> None:
         """Scale this rank's gradients."""
-        for piece in self.pieces:
-            piece.weight.grad.mul_(factor)
+        if self.pieces:
+            torch._foreach_mul_(self._grads(), factor)
 
     def step(self) -> bool:
         """Update the owned rows and fetch the others; return whether it succeeded."""
@@ -186,8 +181,9 @@ class ModuleOptimizer:
 
     def write_back(self) -> None:
         """Give the model the owned rows of full precision, and those of the other owners."""
-        for piece in self.pieces:
-            piece.write_back()
+        copies = [piece for piece in self.pieces if piece.is_copy]
+        if copies:
+            torch._foreach_copy_([piece.rows for piece in copies], [piece.weight.detach() for piece in copies])
         if self.is_sharded and self.trained:
             self._gather_weights()
 
@@ -304,6 +300,9 @@ class ModuleOptimizer:
         for owner, (owned, flat) in enumerate(zip(by_owner, received, strict=True)):
             if owner != self._owner:
                 _copy_out(flat, owned)
+
+    def _grads(self) -> list[Tensor]:
+        return [piece.weight.grad for piece in self.pieces]
 
     def _counted_grads(self) -> list[Tensor]:
         """Return the gradients that this rank counts: each number of the module is counted by one rank of the group."""

@@ -268,7 +268,7 @@ class StudyResult:
         best = self.best
         found = f"best {format_value(best.value or 0.0, best.unit)}" if best is not None else "no best trial"
         gain = f", {self.gain}" if self.gain is not None else ""
-        return f"StudyResult({self.name}: {len(self.trials)} runs, {found}{gain})"
+        return f"StudyResult({self.name}: {self._view.study.what_ran}, {found}{gain})"
 
     def _repr_html_(self) -> str:
         study = self._content

@@ -1,8 +1,7 @@
-"""Errors of predicted step times on runs that were not fitted to: whole landscapes are left out in turn."""
+"""Fits with their errors on runs that were not fitted to: whole landscapes are left out in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy.typing as npt
 
 from zenith_tune.calibrate.measured_run import MeasuredRun
 from zenith_tune.calibrate.robust_fit import folds
-from zenith_tune.calibrate.time_family import TimeFamily, family_of
-from zenith_tune.calibrate.time_fit import TimeFit, unusable
+from zenith_tune.calibrate.time_family import TimeFamily
+from zenith_tune.calibrate.time_fit import RunTable, TimeFit
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.estimates.calibration import ERROR_SOURCES, TimeCalibration
 from zenith_tune.estimates.time import TimeEstimate
 from zenith_tune.estimates.workload import FloatArray
@@ -21,15 +21,8 @@ TAIL = 0.05
 """Share of measurements that a 90% interval leaves out at each end."""
 FEW = 20
 """Number of held-out residuals below which the interval is widened."""
-
-
-def families_of(runs: list[MeasuredRun]) -> Iterator[tuple[TimeFamily, list[MeasuredRun]]]:
-    """Yield every family with its usable runs."""
-    families = {family_of(run.framework).name: family_of(run.framework) for run in runs}
-    for family in families.values():
-        members = [run for run in runs if run.framework in family.frameworks and unusable(run) is None]
-        if members:
-            yield family, members
+LEAST_RUNS = 3
+"""Least number of runs to fit time to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +112,29 @@ def interval(residuals: FloatArray, num_places: int = 1) -> tuple[float, float]:
         widen = max(widen, 1 + 1 / num_places)
     low, high = np.quantile(residuals, [TAIL, 1 - TAIL])
     return float(low) * widen, float(high) * widen
+
+
+def fit_time(
+    runs: list[MeasuredRun], family: TimeFamily, before: TimeCalibration, *, refines: bool
+) -> tuple[TimeCalibration, FloatArray]:
+    """Return coefficients fitted to usable runs from `before` on, and each run's held-out residual.
+
+    `refines` is whether `before` was fitted to other runs, which count too.
+    """
+    framework = load_framework(family.name)
+    table = RunTable.of(runs, framework)
+    fit = TimeFit(family, table, framework, start=before)
+    held = held_out_steps(fit, folds(table.landscapes))
+    errors = step_errors(held, len(set(table.landscapes)))
+    # A few runs move a known interval only part of the way.
+    share = min(len(runs) / FEW, 1.0) if refines else 1.0
+    low, high = (share * own + (1 - share) * old for own, old in zip(errors.interval, before.interval, strict=True))
+    time = replace(
+        fit.calibration(fit.fit()),
+        interval=(low, high),
+        error_sds=errors.error_sds,
+        sources=before.sources,
+        num_own=before.num_own + len(runs) if refines else 0,
+        source_sds=before.source_sds,
+    )
+    return time, held.residuals

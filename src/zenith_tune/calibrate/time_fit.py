@@ -105,6 +105,15 @@ def unusable(run: MeasuredRun) -> str | None:
     return None if known else f"GPU {run.gpu} not in the catalog"
 
 
+def unusable_by(family: TimeFamily, run: MeasuredRun) -> str | None:
+    """Return why the speed of a run cannot be used for a family, or None."""
+    if run.framework not in family.frameworks:
+        return f"of another framework: {run.framework}"
+    if not family.fitted:
+        return f"speed of {run.framework} is not fitted"
+    return unusable(with_default_batch(run))
+
+
 def with_default_batch(run: MeasuredRun) -> MeasuredRun:
     """Return the run with a global batch without accumulation where none is stated."""
     layout = dict(run.layout)

@@ -65,7 +65,8 @@ def doctor(context: click.Context, /, target: Path | None, **options: Any) -> in
     """Name what slows a run down, with its number, and the change that helps, with the gain that the planner predicts.
 
     STUDY is a study's name, its folder, or its study.json, LOG what a run printed; Megatron-LM's log states its job
-    itself, a trial's log has its study, and other logs need the COMMAND too. A command alone is diagnosed by its plan.
+    itself, a trial's log has its study, and other logs need the COMMAND too. A command alone is diagnosed by its plan;
+    with nothing at all it is the study begun last.
 
     \b
     zenithtune doctor megatron-lm-20260801-120000

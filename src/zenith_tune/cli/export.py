@@ -9,7 +9,7 @@ import click
 from zenith_tune.cli import completion
 from zenith_tune.cli.options import debug_option, path_option, refuse_file, study_place
 from zenith_tune.errors import UsageError
-from zenith_tune.units import MIB, count
+from zenith_tune.units import MIB
 
 
 @click.command(short_help="Write a study into one file, to MLflow or Weights & Biases, or for TensorBoard.")
@@ -19,11 +19,12 @@ from zenith_tune.units import MIB, count
 @click.option("--wandb", metavar="PROJECT", help="A project of Weights & Biases; WANDB_MODE=offline writes it here.")
 @study_place
 @debug_option
-@click.argument("study", metavar="STUDY", shell_complete=completion.studies)
-def export(study: str, **options: Any) -> int:
+@click.argument("study", metavar="[STUDY]", required=False, shell_complete=completion.studies)
+def export(study: str | None, **options: Any) -> int:
     """Write the trials of a study that have ended: parameters, measurements, outcome, cause and command.
 
-    STUDY is its name, its folder, or its study.json. Called again, it adds what is new. Secrets are masked.
+    STUDY is its name, its folder, or its study.json; without it, the one begun last. Called again, it adds what is new.
+    Secrets are masked.
 
     \b
     zenithtune export first --bundle first.study.gz
@@ -48,7 +49,7 @@ def export(study: str, **options: Any) -> int:
             problem = f"--bundle {str(bundle)!r} cannot be written ({error.strerror})"
             raise UsageError(problem, hint="give another path") from error
         size = bundle.stat().st_size
-        click.echo(f"{bundle}: {count(len(view.study.runs), 'run')}, {size / MIB:.1f} MiB; zenithtune import {bundle}")
+        click.echo(f"{bundle}: {view.study.what_ran}, {size / MIB:.2f} MiB; zenithtune import {bundle}")
     if uri is not None:
         from zenith_tune.exports import export_to_mlflow
 

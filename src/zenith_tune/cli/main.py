@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import click
 
 from zenith_tune import __version__
-from zenith_tune.errors import MissingPackageError, SystemFaultError, UsageError
+from zenith_tune.errors import MissingPackageError, SystemFaultError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -23,11 +23,15 @@ class ZenithTune(click.Group):
     """All commands: each in a module of its own, or brought by an installed package through an entry point."""
 
     modules = (
-        *("calibrate", "doctor", "export", "guide", "optimize", "plan", "probe", "recover", "report", "serve"),
+        *("doctor", "export", "guide", "optimize", "plan", "recover", "report", "serve"),
         *("studies.compare", "studies.import_", "studies.list", "studies.resume"),
     )
     """Modules of this folder, each of its command's name."""
-    siblings: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint", "recommend": "kubernetes", "watch": "kubernetes"}
+    siblings: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("calibrate", "probe"), "calibration"),
+        "checkpoint": "checkpoint",
+        **dict.fromkeys(("recommend", "watch"), "kubernetes"),
+    }
     """Commands of this project's other packages, with the extra that installs each."""
 
     @property
@@ -36,6 +40,13 @@ class ZenithTune(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *self._module_of, *_packaged_commands().names})
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownNameError("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         path = self._module_of.get(cmd_name)
@@ -113,6 +124,12 @@ def _explain(error: Exception) -> tuple[str, int]:
         if error.possibilities:
             hint = f"Did you mean {' or '.join(error.possibilities)}? {hint}"
         return f"No such option {error.option_name!r}. {hint}", 2
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        from zenith_tune.cli.options import missing
+
+        lacking = [each for each in error.ctx.command.params if each.required and each.name not in error.ctx.params]
+        arguments = [each.human_readable_name for each in lacking if isinstance(each, click.Argument)]
+        return missing([each.opts[-1] for each in lacking if isinstance(each, click.Option)], arguments), 2
     if isinstance(error, click.UsageError):
         return error.format_message(), 2
     if isinstance(error, UsageError):

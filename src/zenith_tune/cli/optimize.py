@@ -111,6 +111,7 @@ def _notes(config: StudyConfig) -> Iterator[str]:
 def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_json: bool) -> StudyListener:
     from rich.console import Console
 
+    from zenith_tune.record.export import command_to_copy
     from zenith_tune.report.json_lines import JsonLinesReporter
     from zenith_tune.report.terminal.terminal import QuietReporter, TerminalReporter
     from zenith_tune.report.terminal.verbose import VerboseReporter
@@ -128,7 +129,10 @@ def _listener(tuner: PresetTuner, *, verbose: bool, quiet: bool, diff: bool, as_
         people = StudyListener()
     elif quiet or diff:
         own = tuner.config.masked_command
-        shown = (lambda best: best) if quiet else lambda best: "\n".join(command_diff(own, best))
+
+        def shown(best: str) -> str:
+            return command_to_copy(own, best) if quiet else "\n".join(command_diff(own, best))
+
         people = QuietReporter(lambda end: shown(end.best_command or own), page)
     elif verbose:
         people = VerboseReporter(console, live=live, page=page)

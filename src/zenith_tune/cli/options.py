@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from zenith_tune.units import count
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
-    from zenith_tune.estimates.calibration import Calibration
     from zenith_tune.planner.cost import TrainingCost
     from zenith_tune.planner.plan import PlannedLayout
 
@@ -63,9 +62,9 @@ def _help_all(context: click.Context, parameter: click.Parameter, value: bool) -
         context.exit()
 
 
-QUESTIONS, RL = "Questions", "Reinforcement learning"
-GROUPS = (JOB, RL, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
-"""Headings, in the order of `--help`."""
+QUESTIONS = "Questions"
+GROUPS = (JOB, QUESTIONS, SEARCH, BUDGET, PLACE, OUTPUT)
+"""Headings, in the order of `--help`; those of other packages come before the output's."""
 
 
 class GroupedCommand(click.Command):
@@ -80,8 +79,8 @@ class GroupedCommand(click.Command):
             if getattr(each, "is_rare", False) and not shows_all:
                 num_hidden += 1
             else:
-                groups[getattr(each, "group", OUTPUT)].append(row)
-        for group, rows in groups.items():
+                groups.setdefault(getattr(each, "group", OUTPUT), []).append(row)
+        for group, rows in sorted(groups.items(), key=lambda item: item[0] == OUTPUT):
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)
@@ -111,6 +110,23 @@ def _words(option: click.Option, value: Any) -> list[str]:
     if option.is_flag:
         return [(option.opts if value else option.secondary_opts)[0]]
     return [word for each in (value if option.multiple else [value]) for word in (option.opts[0], each)]
+
+
+def missing(options: Sequence[str], arguments: Sequence[str] = ()) -> str:
+    """Name all that a command lacks.
+
+    >>> missing(["--gbs", "--seq"])
+    "Missing options '--gbs', '--seq'."
+    """
+    kinds = (("option", options), ("argument", arguments))
+    named = [f"{kind}{'s' * (len(names) > 1)} {', '.join(map(repr, names))}" for kind, names in kinds if names]
+    return f"Missing {' and '.join(named)}."
+
+
+def require(options: Options, names: Iterable[str]) -> None:
+    """Refuse a command that lacks some of the options which it needs."""
+    if lacking := [f"--{name.replace('_', '-')}" for name in names if options[name] is None]:
+        raise click.UsageError(missing(lacking))
 
 
 def refuse_others(taken: Container[str], why: str) -> None:
@@ -180,15 +196,13 @@ def _declared(each: Field[Any]) -> Callable[[FC], FC]:
         return click.option(f"{name}/{off}" if off else name, is_flag=True, **how)
     if kind in _SEVERAL:
         how |= {"multiple": True, "metavar": how["metavar"] or "K=V,..."}
-        return click.option(name, callback=_joined if kind == "Pairs" else None, **how)
+        # Pairs that are given apart are read as one list.
+        joined = (lambda context, parameter, pairs: ",".join(pairs) or None) if kind == "Pairs" else None
+        return click.option(name, callback=joined, **how)
     if "choices" in more:
         return click.option(name, type=click.Choice(more["choices"]), **how)
     least = more.get("at_least")
     return click.option(name, type=_TYPES[kind] if least is None else click.IntRange(min=least), **how)
-
-
-def _joined(context: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> str | None:
-    return ",".join(pairs) if pairs else None
 
 
 JOB_OPTIONS = ("gpus", "gbs", "seq")
@@ -257,13 +271,6 @@ def pairs(options: Options, *examples: str) -> dict[str, str]:
     found = parse_pairs(",".join(given), "--args", *examples) if (given := options.get("args")) else {}
     stated = [name for name in JOB_OPTIONS if options.get(name) is not None]
     return found | {OF_THE_JOB[name]: str(options[name]) for name in stated}
-
-
-def calibration_of(options: Options) -> Calibration | None:
-    """Return the calibration in the file of --calibration."""
-    from zenith_tune.calibrate.calibration_file import load_calibration
-
-    return load_calibration(options["calibration"]) if options["calibration"] else None
 
 
 def linked(cluster: ClusterSpec, options: Options) -> ClusterSpec:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
+from click.core import ParameterSource
 
 from zenith_tune.cli import completion
 from zenith_tune.cli.options import (
@@ -29,15 +30,14 @@ from zenith_tune.cli.options import (
     refuse_costs,
     refuse_file,
     refuse_others,
+    require,
     risk_option,
     topology_option,
     write_file,
 )
-from zenith_tune.cli.plan_rl import refuse_alone, rl_options, run_rl
-from zenith_tune.cli.probe import MAX_PROBES, NUM_STEPS
 from zenith_tune.describe.job_spec import DISPATCHERS
-from zenith_tune.errors import UsageError
-from zenith_tune.planner.limits import IMBALANCE, MOST_IMBALANCE
+from zenith_tune.errors import MissingPackageError, UsageError
+from zenith_tune.planner.limits import IMBALANCE, MAX_PROBES, MOST_IMBALANCE
 from zenith_tune.planner.training_way import OPTIMIZERS
 from zenith_tune.presets.formats import FORMATS
 from zenith_tune.tuning.options import JOB, SEARCH
@@ -113,7 +113,43 @@ PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", 
 """What a plan with --probe takes; all else the command says."""
 
 
-@click.command(cls=RecordedCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
+class PlanCommand(RecordedCommand):
+    """The command, with the options of other kinds of plan that installed packages bring through entry points.
+
+    Each kind is a command named after the option that asks for it; its callback gets all options.
+    """
+
+    siblings: ClassVar[dict[str, str]] = {"--rl": "rl"}
+    """The kinds of this project's other packages, with the extra that installs each."""
+    kinds: ClassVar[tuple[click.Command, ...]] = ()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        named = {word.partition("=")[0] for word in own if word.startswith("-")}
+        known = {name for each in self.params for name in each.opts}
+        # Looked for only where something else is asked than what is here, since that takes as long as a plan.
+        if not PlanCommand.kinds and (ctx.resilient_parsing or not named <= known - {"--help-all"}):
+            from zenith_tune.registry import entry_points
+
+            PlanCommand.kinds = tuple(point.load() for point in entry_points("zenith_tune.plans"))
+            self.params += [each for kind in self.kinds for each in kind.params]
+            known = {name for each in self.params for name in each.opts}
+        for name in named & self.siblings.keys() - known:
+            raise MissingPackageError(f"zenithtune plan {name}", self.siblings[name])
+        return super().parse_args(ctx, args)
+
+
+def _refuse_alone(kind: click.Command) -> None:
+    """Refuse the options of a kind of plan that is not asked for."""
+    source = click.get_current_context().get_parameter_source
+    for each in kind.params:
+        if source(str(each.name)) is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{each.opts[0]} belongs to --{kind.name}", hint=f"give --{kind.name} too, or leave it out"
+            )
+
+
+@click.command(cls=PlanCommand, short_help="Predict the best layouts: step time, memory and risk, without a GPU.")
 @grouped_option("--model", metavar="NAME|PATH", group=JOB, shell_complete=completion.models,
                 help="A model of the catalog, or its config.json.")  # fmt: skip
 @grouped_option("--module", metavar="FILE.py:BUILD", group=JOB,
@@ -140,7 +176,6 @@ PROBED = ("model", "cluster", "gbs", "risk", "calibration", "probe", "as_json", 
 @grouped_option("--imbalance", type=click.FloatRange(0, MOST_IMBALANCE), metavar="X", default=IMBALANCE, group=JOB,
                 is_rare=True, show_default=True,
                 help="Standard deviation of experts' loads over the mean; 0: balanced.")  # fmt: skip
-@rl_options
 @cost_options
 @grouped_option("--compare", metavar="CLUSTERS", group=QUESTIONS, shell_complete=completion.clusters,
                 help="Which is fastest and which cheapest, e.g. h100x64,h200x64,gb200x72.")  # fmt: skip
@@ -184,24 +219,21 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
     zenithtune plan --model ./config.json --cluster 8xH200 --gbs 64 --seq 4096 --emit megatron
     zenithtune plan --module model.py:build --cluster h100x8 --gbs 64 --seq 2048
     zenithtune plan --cluster h200x64 --probe 3 -- bash train.sh
-    zenithtune plan --model qwen2.5-7b --cluster h100x8 --rl grpo --prompts 64 --group 8 --prompt-len 512 \\
-      --response-len 4096:900,3500
     """
-    if options["rl"] is not None:
-        return run_rl(options)
-    refuse_alone(options)
+    for kind in PlanCommand.kinds:
+        if options[str(kind.name)] is not None:
+            return int(kind.callback(**options)) if kind.callback else 0
+        _refuse_alone(kind)
     if options["probe"] is not None:
         return _probe(command, options)
     if options["html"] is not None and options["explain"] is not None:
         raise UsageError("--html is a page of all layouts and --explain about one", hint="leave one of them out")
     refuse_file(options["html"], "--html")
     if command:
-        hint = "give --probe K, leave the command out, or plan by zenithtune optimize --dry-run -- COMMAND"
-        raise UsageError("a training command is what --probe runs", hint=hint)
-    for name in OF_THE_JOB:
-        is_known = (options["module"] and name in OF_A_MODULE) or (options["compare"] and name == "cluster")
-        if options[name] is None and not is_known:
-            raise click.MissingParameter(param_hint=f"'--{name}'", param_type="option")
+        hint = "plan a command by zenithtune optimize --dry-run -- COMMAND, or give --probe K"
+        raise UsageError("plan takes a training command only with --probe", hint=hint)
+    known = {*(OF_A_MODULE if options["module"] else ()), *(("cluster",) if options["compare"] else ())}
+    require(options, [name for name in OF_THE_JOB if name not in known])
     if options["compare"] is not None:
         return _compare(options)
     request = read_options(options)
@@ -210,11 +242,13 @@ def plan(command: tuple[str, ...], **options: Any) -> int:
 
 def _probe(command: tuple[str, ...], options: Options) -> int:
     """Plan by the command itself, which says what is trained, and let single ranks of the best layouts run."""
-    from zenith_tune.cli.probe import run_probe
+    from zenith_tune.cli.main import cli
 
     refuse_others(PROBED, "--probe plans what the command says")
-    asked = {"layouts": (), "args": (), "top": options["probe"], "gpus": None, "vocab": None, "timeout": None}
-    return run_probe(command, {**options, **asked, "steps": NUM_STEPS, "output_dir": None})
+    context, given = click.get_current_context(), {name: options[name] for name in PROBED if name in options}
+    probe = cli.get_command(context, "probe")
+    assert probe is not None  # where its package is not installed, an error says so
+    return int(context.invoke(probe, command=command, top=given.pop("probe"), **given))
 
 
 def _plan(request: PlanRequest, options: Options) -> int:

@@ -29,15 +29,15 @@ ALSO = {"htm": "html", "markdown": "md"}
 @click.option("--diff", is_flag=True, help="Print what the best command has in place of your own, and nothing else.")
 @study_place
 @debug_option
-@click.argument("study", metavar="STUDY", shell_complete=completion.studies)
-def report(study: str, **options: Any) -> int:
+@click.argument("study", metavar="[STUDY]", required=False, shell_complete=completion.studies)
+def report(study: str | None, **options: Any) -> int:
     """Write what a study found: the best command, how it came about, what failed, and every trial.
 
-    STUDY is its name, its folder, or its study.json; also one that another process is tuning. The page is one file
-    that needs no network.
+    STUDY is its name, its folder, or its study.json; also one that another process is tuning. Without STUDY it is the
+    one begun last. The page is one file that needs no network.
 
     \b
-    zenithtune report megatron-20260801-120000
+    zenithtune report
     zenithtune report zenithtune-out/first --format md
     zenithtune report first --compare second --output both.html
     """
@@ -50,11 +50,12 @@ def report(study: str, **options: Any) -> int:
     from zenith_tune.record.source import find_study
 
     place = {"db": options["db"], "output_dir": options["output_dir"]}
-    sources = [find_study(name, **place) for name in (study, options["compare"]) if name is not None]
+    others = [] if options["compare"] is None else [options["compare"]]
+    sources = [find_study(name, **place) for name in (study, *others)]
     output = options["output"] or (_default_output(sources) if form == "html" else None)
     from zenith_tune.report.study_comparison import compared
 
-    digests = [_digest(source) for source in sources]
+    digests = [study_content(source) for source in sources]
     if options["diff"]:
         click.echo("".join(f"{line}\n" for line in digests[0]["diff"]), nl=False)
         return 0
@@ -67,7 +68,7 @@ def report(study: str, **options: Any) -> int:
     return 0
 
 
-def _digest(source: StudySource) -> Json:
+def study_content(source: StudySource) -> Json:
     """Return what a study found; the files that its command names are read from where that was started."""
     from zenith_tune.report.study_digest import StudyDigest
 

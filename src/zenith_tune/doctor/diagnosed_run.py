@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.megatron.args import MegatronArgs, shown
@@ -15,6 +15,7 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.doctor.causes.cause import Cause
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.failures.failures import FailedAllocation
+from zenith_tune.evaluators.steps import PhaseFinding
 from zenith_tune.layouts.layout import Layout
 from zenith_tune.presets.base import PresetRegistry, recognised
 from zenith_tune.presets.levers import Lever
@@ -32,6 +33,9 @@ from zenith_tune.presets.shared.launched_gpus import started_gpus
 from zenith_tune.registry import construct, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.units import whole
+
+if TYPE_CHECKING:
+    from zenith_tune.estimates.calibration import Calibration
 
 MEGATRON, MEGATRON_LM = "megatron", "megatron-lm"
 OF_MEGATRON_LM = ("n_gpus", "gbs", "model", "vocab")
@@ -51,6 +55,10 @@ class Measured:
     """Why the run failed, in one line; empty where it did not."""
     causes: tuple[Cause, ...] = ()
     """Causes that the log shows."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase of a step, the longest first, where it has several."""
+    phase_findings: tuple[PhaseFinding, ...] = ()
+    """What to change in them, the largest gain first."""
 
     @property
     def is_sound(self) -> bool:
@@ -61,6 +69,17 @@ class Measured:
     def capacity_bytes(self) -> float | None:
         """Bytes of the GPU that ran out of memory, where PyTorch's message has them."""
         return FailedAllocation.of(self.cause).capacity_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FasterRun:
+    """A run that a study measured to be faster than another one."""
+
+    name: str
+    label: str
+    step_s: float
+    command: str = ""
+    """What starts its command; empty where the study left none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +98,8 @@ class RunOrigin:
     """Sizes that the run has by default, although larger ones were probably meant."""
     tried: frozenset[Layout] = frozenset()
     """Other layouts that its study has run, which are not advised."""
+    faster: FasterRun | None = None
+    """The fastest run of its study, where that is another one."""
     memory_limit_bytes: float | None = None
     """Bytes of a GPU that its study may use; None: all."""
     tries: Callable[[Layout], bool] = lambda layout: True
@@ -98,6 +119,8 @@ class DiagnosedRun:
     """Performance settings that it leaves off and could turn on without being allowed to."""
     what: str = "the command"
     """The name of the run for people."""
+    calibration: Calibration | None = None
+    """The calibration that its study began with; None: the package's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

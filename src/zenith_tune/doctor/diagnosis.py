@@ -140,7 +140,7 @@ def _diagnose(run: DiagnosisInput, *, is_host_bound: bool) -> Diagnosis:
 
 def diagnose_run(run: DiagnosedRun, *, risk: float, calibration: Calibration | None) -> Diagnosis:
     """Look for everything that limits a run, by the planner's estimates."""
-    planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, calibration)
+    planner = Planner(run.subject.model, run.subject.cluster, run.subject.job, calibration or run.calibration)
     return diagnose(
         DiagnosisInput.of(
             planner,
@@ -158,6 +158,9 @@ def _advice(run: DiagnosisInput) -> list[Advice]:
     found = [advice for look in ADVICE if (advice := look(run)) is not None]
     if not found and (advice := single_change(run)) is not None:
         found.append(advice)
+    if (faster := run.origin.faster) is not None and run.measured.step_s:
+        # What the study measured already is worth more than what is predicted to be slower than that.
+        found = [advice for advice in found if run.likely_s(advice.planned) < faster.step_s]
     most = max((advice.gain for advice in found), default=0.0)
     if (advice := better_layout(run, over=most)) is not None:
         found.append(advice)
@@ -166,6 +169,10 @@ def _advice(run: DiagnosisInput) -> list[Advice]:
 
 def _warnings(run: DiagnosisInput, advice: list[Advice]) -> Iterator[str]:
     names = {each.name for each in advice}
+    if (faster := run.origin.faster) is not None and run.measured.step_s:
+        speed = f"{format_seconds(faster.step_s)} a step, {run.measured.step_s / faster.step_s:.2f}x this run"
+        start = f"; run it by {faster.command}" if faster.command else ""
+        yield f"{faster.name} of the study is faster: {speed} ({faster.label}){start}"
     if IMPLICIT_DEFAULT not in names:
         yield from implicit_default_lines(run)
     if SLOW_TENSOR_LINK not in names:
@@ -245,7 +252,9 @@ def _remedy(remedy: Remedy) -> str:
     return f"  {'fits' if remedy.fits else 'not enough':<14} {remedy.name}: {remedy.change} ({figures})"
 
 
-def study_diagnosis(preset: CompletePreset, command: str, study: Study) -> list[str]:
+def study_diagnosis(
+    preset: CompletePreset, command: str, study: Study, calibration: Calibration | None = None
+) -> list[str]:
     """Return what limits the fastest run of a study, or the first that ran out of memory where none went well."""
     trial = study.fastest or next((each for each in study.trials if each.outcome is Outcome.OOM), None)
     if trial is None:
@@ -265,10 +274,16 @@ def study_diagnosis(preset: CompletePreset, command: str, study: Study) -> list[
         memory_limit_bytes=study.memory_limit_bytes,
         tries=preset.tries,
     )
-    return trial_diagnosis(subject, layout, trial, origin)
+    return trial_diagnosis(subject, layout, trial, origin, calibration)
 
 
-def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: RunOrigin | None = None) -> list[str]:
+def trial_diagnosis(
+    subject: PlanSubject,
+    layout: Layout,
+    trial: Trial,
+    origin: RunOrigin | None = None,
+    calibration: Calibration | None = None,
+) -> list[str]:
     """Return what limits a trial of a layout, and what to change; nothing where that cannot be estimated."""
     is_out = trial.outcome is Outcome.OOM
     measured = Measured(
@@ -277,7 +292,7 @@ def trial_diagnosis(subject: PlanSubject, layout: Layout, trial: Trial, origin: 
         out_of_memory=is_out,
     )
     try:
-        planner = Planner(subject.model, subject.cluster, subject.job)
+        planner = Planner(subject.model, subject.cluster, subject.job, calibration)
         modules = modules_of_point(trial.params)
         run = DiagnosisInput.of(planner, layout, measured=measured, recompute_modules=modules, origin=origin)
     except UsageError:  # the run is the user's own, and may break rules that a plan needs

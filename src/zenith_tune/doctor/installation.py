@@ -17,7 +17,7 @@ from zenith_tune.errors import UsageError
 
 FRAMEWORKS = (
     *("torch", "megatron-core", "megatron-bridge", "ms-swift", "transformers", "trl", "accelerate", "deepspeed"),
-    *("torchtitan", "lightning", "llamafactory", "axolotl", "nemo-automodel", "nanotron", "verl"),
+    *("torchtitan", "lightning", "llamafactory", "axolotl", "nemo-automodel", "nanotron", "verl", "nemo-rl"),
 )
 ENGINES = {
     "local": "bash",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from zenith_tune.describe.cluster_catalog import load_cluster
@@ -33,8 +34,9 @@ from zenith_tune.errors import UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
 from zenith_tune.evaluators.engine_log import is_of_trainer, read_trainer_steps
 from zenith_tune.evaluators.hooked_run import HookedRun
+from zenith_tune.evaluators.hooked_speed import hooked_steps
 from zenith_tune.evaluators.steady import long_run
-from zenith_tune.evaluators.steps import LoggedSteps, Step, after_steps, has_steps
+from zenith_tune.evaluators.steps import LoggedSteps, after_steps, has_steps
 from zenith_tune.presets.base import recognised
 from zenith_tune.presets.megatron.evaluator import MegatronEvaluator
 from zenith_tune.presets.megatron.log import read_bridge_steps, read_steps
@@ -42,8 +44,7 @@ from zenith_tune.presets.megatron.preset import MegatronLmPreset
 from zenith_tune.presets.mmengine import job as mmengine
 from zenith_tune.presets.nanotron import job as nanotron
 from zenith_tune.presets.torchtitan.log import timed_steps
-from zenith_tune.presets.verl import job as verl
-from zenith_tune.registry import typed
+from zenith_tune.registry import entry_points, typed
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.study.files import open_regular
 from zenith_tune.study.trial_log import without_escapes
@@ -169,9 +170,9 @@ def from_log(path: Path, command: str | None, hints: RunHints) -> DiagnosedRun |
             run = _from_dump(path, log, hints)
             evaluator = MegatronEvaluator(gbs=run.layout.global_batch, seq=run.subject.job.seq_len)
     except UsageError as error:
-        # A log that shows what is wrong is reported with a plan or without; a command is given for its plan.
+        # A log that shows what is wrong, or phases, is reported without a plan too; a command is given for its plan.
         known = _logged(causes, steps or read_steps(log))
-        if not causes and (command is not None or (steps is None and known.step_s is None)):
+        if not (causes or known.phases_s) and (command is not None or (steps is None and known.step_s is None)):
             raise
         if command is None:
             _refuse_unknown(hints)
@@ -191,16 +192,20 @@ def _refuse_unknown(hints: RunHints) -> None:
 
 def logged_steps(log: str) -> LoggedSteps | None:
     """Return the steps that a log shows besides Megatron-LM's, by line or by a trial's hook; None without any."""
-    others = (nanotron.read_steps, mmengine.read_steps, verl.read_steps, _hooked_steps)
-    found = (read(log) for read in (timed_steps, read_bridge_steps, read_trainer_steps, *others))
+    own = (timed_steps, read_bridge_steps, read_trainer_steps, nanotron.read_steps, mmengine.read_steps, _hooked_steps)
+    found = (read(log) for read in chain(_brought(), own))
     return next((logged for logged in found if logged.steps or logged.peak_bytes), None)
+
+
+def _brought() -> Iterator[Callable[[str], LoggedSteps]]:
+    """Yield the readers of logs that installed packages bring."""
+    for point in entry_points("zenith_tune.logs"):
+        yield point.load()
 
 
 def _hooked_steps(log: str) -> LoggedSteps:
     run = HookedRun.read(log)
-    timed = zip(run.seconds, run.timed, strict=True)
-    steps = [Step(number=step.number, seconds=step_s) for step_s, (_, step) in timed]
-    return LoggedSteps(steps=steps, peak_bytes=run.peak_bytes)
+    return LoggedSteps(steps=hooked_steps(run), peak_bytes=run.peak_bytes)
 
 
 def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:
@@ -211,7 +216,13 @@ def _logged(causes: tuple[Cause, ...], logged: LoggedSteps | None) -> Measured:
     step_s = long_run(seconds) if seconds else 0.0
     if logged is None or not SHORTEST_STEP_S <= step_s <= LONGEST_STEP_S:
         return Measured(causes=causes)
-    return Measured(step_s=step_s, peak_bytes=logged.peak_bytes, causes=causes)
+    return Measured(
+        step_s=step_s,
+        peak_bytes=logged.peak_bytes,
+        causes=causes,
+        phases_s=logged.phases,
+        phase_findings=tuple(logged.findings),
+    )
 
 
 def _from_dump(path: Path, log: str, hints: RunHints) -> DiagnosedRun:
@@ -247,7 +258,7 @@ def _measured(path: Path, log: str, evaluator: TuningEvaluator, command: str, lo
         raise UsageError(problem, hint="give another log") from None
     if found.step_s is not None and not SHORTEST_STEP_S <= found.step_s <= LONGEST_STEP_S:
         raise UsageError(f"{path} has steps of {found.step_s:g} s, which no training takes", hint="give another log")
-    return Measured(step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes), causes=logged.causes)
+    return replace(logged, step_s=found.step_s, peak_bytes=positive(found.peak_memory_bytes))
 
 
 _NAN = re.compile(r"\b(?:nan|inf|non-finite|not finite)\b", re.IGNORECASE)

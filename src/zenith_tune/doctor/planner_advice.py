@@ -35,11 +35,15 @@ def single_change(run: DiagnosisInput) -> Advice | None:
 def better_layout(run: DiagnosisInput, *, over: float) -> Advice | None:
     """Advise the planner's best, where it is clearly faster than the run and than a change that gains `over`."""
     at_most_s = run.step_s(run.planned) / (1 + over) / (1 + LEAST_GAIN)
+    faster = run.origin.faster
+    if faster is not None and run.measured.step_s:  # a plan that a measured run beats is no advice
+        at_most_s = min(at_most_s, run.step_s(run.planned) * faster.step_s / run.measured.step_s / (1 + LEAST_GAIN))
     pinned: dict[str, int | str] = {"flash": int(run.layout.flash_attention)}
     best = fastest_planned(run, pinned=pinned, is_wanted=run.is_tried, at_most_s=at_most_s)
     if best is None or (1 + run.gain(best)) / (1 + over) - 1 < LEAST_GAIN:
         return None
-    finding = f"the planner's best layout is {best.name}, several sizes changed at once"
+    untried = "the best layout that was not tried" if run.origin.tried else "the planner's best layout"
+    finding = f"{untried} is {best.name}, several sizes changed at once"
     command = emit_command(run, best.layout)
     return run.advise("better_layout", best, run.likely_s(best), SECONDS, finding, command=command)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from zenith_tune.doctor.diagnosed_run import (
     MEGATRON_LM,
     OF_ANOTHER_RELEASE,
     DiagnosedRun,
+    FasterRun,
     Measured,
     RunHints,
     UnplannedRun,
@@ -26,10 +28,15 @@ from zenith_tune.doctor.diagnosed_run import (
     run_of_preset,
     tried_layouts,
 )
-from zenith_tune.doctor.logged_run import from_log, log_causes, positive, read_bytes
+from zenith_tune.doctor.logged_run import from_log, log_causes, logged_steps, positive, read_bytes
 from zenith_tune.errors import StudyError, UnknownNameError, UsageError
+from zenith_tune.evaluators.base import BATCH
+from zenith_tune.evaluators.steps import LoggedSteps
 from zenith_tune.presets.parts import CompletePreset
+from zenith_tune.record.folder import BEST_COMMAND, DATABASE_NAME
+from zenith_tune.record.restored_preset import study_calibration
 from zenith_tune.study.files import Json, TrialFolder
+from zenith_tune.study.trial import PHASE
 from zenith_tune.study.trial_log import without_escapes
 from zenith_tune.units import format_value
 
@@ -46,10 +53,17 @@ def find_run(
     The log of a trial is read with what its study knows.
     """
     if target is None:
-        if command is None:
-            hint = "give a study's name or folder, a log, or your command after --"
-            raise UsageError("the doctor needs a run", hint=hint)
-        return from_command(command, hints)
+        if command is not None:
+            return from_command(command, hints)
+        try:
+            return from_named_study(None, hints, db=db, output_dir=output_dir)
+        except StudyError:
+            if output_dir is not None or db is not None:
+                raise
+        hint = "give a study's name or folder, a log, or your command after --"
+        raise UsageError("the doctor needs a run", hint=hint)
+    if (target / DATABASE_NAME).is_file() and command is None:
+        return from_named_study(str(target), hints, db=db, output_dir=output_dir)
     if target.is_dir() or target.name == STUDY_FILE:
         if command is not None:
             raise UsageError("a study knows the command that it tuned", hint="leave -- COMMAND out")
@@ -80,13 +94,14 @@ def _logged_trial(log: Path) -> tuple[Json, Path] | None:
 
 
 def from_named_study(
-    name: str, hints: RunHints, *, db: str | None, output_dir: Path | None
+    name: str | None, hints: RunHints, *, db: str | None, output_dir: Path | None
 ) -> DiagnosedRun | UnplannedRun:
-    """Read a study of a database by its name, as far as it has come."""
+    """Read a study of a database by its name, as far as it has come; without one it is the study begun last."""
     from zenith_tune.record.export import best_as_json, trial_as_json
     from zenith_tune.record.source import find_study
 
     view = find_study(name, db=db, output_dir=output_dir).view()
+    shown = view.name if name is None or Path(name).is_dir() else name
     baseline = trial_as_json(view.baseline) if view.baseline else None
     study = {
         "command": view.header.command,
@@ -96,10 +111,13 @@ def from_named_study(
         "best": best_as_json(view.study),
         "baseline": baseline,
         "gain": view.study.gain,
+        "is_within_noise": view.study.is_within_noise,
         "trials": [trial_as_json(trial) for trial in view.study.trials],
         "search": {"memory_limit_bytes": view.study.memory_limit_bytes},
     }
-    return _diagnosed(study, Path(name), hints)
+    folder = view.folder if view.folder is not None and view.folder.is_dir() else Path(shown)
+    run = _diagnosed(study, folder, hints)
+    return replace(run, what=run.what.replace(str(folder), shown))
 
 
 def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
@@ -112,6 +130,9 @@ def _diagnosed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | Unp
     place = folder.absolute() if folder.is_dir() else folder
     with chdir(here or "."):
         run = _diagnosed_in_place(study, place, hints)
+    if isinstance(run, DiagnosedRun) and (faster := run.origin.faster) is not None:
+        shown = replace(faster, command=faster.command.replace(str(place), str(folder)))
+        run = replace(run, origin=replace(run.origin, faster=shown))
     return replace(run, what=run.what.replace(str(place), str(folder)))
 
 
@@ -128,12 +149,17 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         return _failed(study, folder, RunHints(preset=name, args=args))
     params = _point(trial)
     is_out = trial.get("outcome") == "oom"
+    has_phases = any(name.startswith(PHASE) for name in trial)
+    text = _log_text(trial, folder) if has_phases or ASKED in study else ""
+    logged = (logged_steps(text) if has_phases else None) or LoggedSteps()
     measured = Measured(
         step_s=None if is_out else positive(trial.get("step_s")),
         peak_bytes=None if is_out else positive(trial.get("peak_memory_bytes")),
         out_of_memory=is_out,
         cause=str(trial.get("cause") or ""),
-        causes=log_causes(_log_text(trial, folder)) if ASKED in study and not is_out else (),
+        causes=log_causes(text) if ASKED in study and not is_out else (),
+        phases_s=logged.phases,
+        phase_findings=tuple(logged.findings),
     )
     preset = made_preset(name, args)
     preset.bind(command)
@@ -159,8 +185,26 @@ def _diagnosed_in_place(study: Json, folder: Path, hints: RunHints) -> Diagnosed
         tried=tried_layouts(preset, command, points, but=run.layout),
         memory_limit_bytes=_memory_limit(study),
         tries=preset.tries,
+        faster=_faster(study, trial, folder, preset),
     )
-    return replace(run, measured=measured, origin=origin, what=what)
+    return replace(run, measured=measured, origin=origin, what=what, calibration=study_calibration(folder))
+
+
+def _faster(study: Json, trial: Json, folder: Path, preset: CompletePreset) -> FasterRun | None:
+    """Return the fastest run of a study, where it is faster than a trial that it does not repeat."""
+    fastest = next(iter(_went_well(study)), trial)
+    numbers = {fastest.get("number"), *(fastest.get("reruns") or ())}
+    if trial.get(BATCH) != fastest.get(BATCH):  # their steps are not of the same work
+        return None
+    step_s, its_step_s = positive(trial.get("step_s")), positive(fastest.get("step_s"))
+    if trial.get("number") in numbers or (trial.get("is_baseline") and fastest.get("is_baseline")):
+        return None
+    if step_s is None or its_step_s is None or its_step_s >= step_s:
+        return None
+    script = folder / BEST_COMMAND
+    label = "as it is" if fastest.get("is_baseline") else preset.label(_point(fastest))
+    start = f"bash {shlex.quote(str(script))}" if script.is_file() and not fastest.get("is_baseline") else ""
+    return FasterRun(name=_name(fastest), label=label, step_s=its_step_s, command=start)
 
 
 def _failed(study: Json, folder: Path, hints: RunHints) -> DiagnosedRun | UnplannedRun:
@@ -231,12 +275,15 @@ def _informative_trial(study: Json) -> Json | None:
     if (asked := study.get(ASKED)) is not None:
         return asked if asked.get("outcome") in ("ok", "oom") else None
     trials = [trial for trial in study["trials"] if isinstance(trial, dict)]
-    base, best = study.get("baseline"), study.get("best")
-    gain = study.get("gain")
+    failed = [each for each in trials if each.get("outcome") == "oom"]
+    return next(iter([*_went_well(study), *failed]), None)
+
+
+def _went_well(study: Json) -> list[Json]:
+    """Return the user's own command and the best trial as far as they went well, the one to use first."""
+    base, best, gain = study.get("baseline"), study.get("best"), study.get("gain")
     limit = _memory_limit(study) or math.inf
     is_over = isinstance(base, dict) and (positive(base.get("peak_memory_bytes")) or 0.0) > limit
-    is_slower = isinstance(gain, int | float) and gain < 0 and not is_over
-    candidates = [base, best] if is_slower else [best, base]
-    well = [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]
-    failed = [each for each in trials if each.get("outcome") == "oom"]
-    return next(iter([*well, *failed]), None)
+    is_no_gain = isinstance(gain, int | float) and (gain < 0 or bool(study.get("is_within_noise")))
+    candidates = [base, best] if is_no_gain and not is_over else [best, base]
+    return [each for each in candidates if isinstance(each, dict) and each.get("outcome") == "ok"]

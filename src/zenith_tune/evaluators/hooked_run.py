@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from zenith_tune.hooks.injection import hook_events
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import positive_int
 
 WRAPPER_NAMES = {
     "DistributedDataParallel": "plain data parallelism",
@@ -62,6 +63,8 @@ class HookedStep:
     """Tokens of its longest sequence."""
     tokens: int | None = None
     """Tokens of the first rank without padding."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the phases that the trainer times."""
     is_end: bool = False
     """Whether it ends a dataloader, where Accelerate steps after however few batches are left."""
 
@@ -91,7 +94,7 @@ class HookedRun:
                 ):
                     reports[process] = event
             elif event.get("event") == "model":
-                model = event if _whole(event.get("trained")) and _whole(event.get("parameters")) else model
+                model = event if positive_int(event.get("trained")) and positive_int(event.get("parameters")) else model
             elif event.get("event") == "step" and (step := _step(event)) is not None:
                 if step.number == 1:  # a command may run several programs: the last one counts
                     steps = {}
@@ -111,7 +114,7 @@ class HookedRun:
         """Micro-batches of an update; None where not known."""
         of_megatron = self.settings.get("num_micro_batches")
         found = of_megatron or self.usual_passes or (self.reports[0].get("accumulation") if self.reports else None)
-        return found if type(found) is int and found > 0 else None
+        return positive_int(found)
 
     @property
     def samples(self) -> int | None:
@@ -248,12 +251,14 @@ def _step(event: Mapping[str, Any]) -> HookedStep | None:
         number=number,
         at_s=float(at_s),
         passes=passes,
-        samples=_whole(event.get("samples")),
-        sequence=_whole(event.get("sequence")),
-        tokens=_whole(event.get("tokens")),
+        samples=positive_int(event.get("samples")),
+        sequence=positive_int(event.get("sequence")),
+        tokens=positive_int(event.get("tokens")),
+        phases=_phases(event.get("phases")),
         is_end=event.get("is_end") is True,
     )
 
 
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
+def _phases(found: object) -> dict[str, float]:
+    named = found if isinstance(found, dict) else {}
+    return {str(name): seconds for name, seconds in named.items() if isinstance(seconds, float)}

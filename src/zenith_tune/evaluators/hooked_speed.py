@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import OtherSettingsError
 from zenith_tune.evaluators.engine_log import flaw
-from zenith_tune.evaluators.hooked_run import PLAIN, WRAPPER_NAMES, HookedRun, RunAsked
+from zenith_tune.evaluators.hooked_run import PLAIN, WRAPPER_NAMES, HookedRun, HookedStep, RunAsked
 from zenith_tune.evaluators.speed import SpeedEvaluator, Units
 from zenith_tune.evaluators.steps import SAMPLES, SECONDS, JobSizes, LoggedSteps, Step
 from zenith_tune.study.parameters import Value
@@ -65,9 +65,8 @@ class HookedEvaluator(SpeedEvaluator):
             raise (OtherSettingsError if params and run.reports else ValueError)(fault)
         if not run.timed:
             return self._without_steps(log, run)
-        timed = zip(run.seconds, run.timed, strict=True)
         return LoggedSteps(
-            steps=[Step(number=step.number, seconds=step_s) for step_s, (_, step) in timed],
+            steps=hooked_steps(run),
             num_trained=len(run.steps),
             peak_bytes=run.peak_bytes,
             sizes=JobSizes(gbs=self._batch(run, params)),
@@ -99,6 +98,23 @@ class HookedEvaluator(SpeedEvaluator):
     def _without_steps(self, log: str, run: HookedRun) -> LoggedSteps:
         """Return the steps of a log whose hooks saw no two, or raise ValueError."""
         raise ValueError(f"the log has no speed, {self.no_steps}")
+
+
+TRAINING = "training"
+"""The phase of what is left of a step: log-probabilities and the update, which GPUs do while nobody waits for them."""
+
+
+def hooked_steps(run: HookedRun) -> list[Step]:
+    """Return the steps of a run with their times, and their phases where its trainer times some."""
+    has_phases, timed = any(step.phases for step in run.steps), zip(run.seconds, run.timed, strict=True)
+    return [
+        Step(number=step.number, seconds=step_s, phases=_all_phases(step, step_s) if has_phases else {})
+        for step_s, (_, step) in timed
+    ]
+
+
+def _all_phases(step: HookedStep, step_s: float) -> dict[str, float]:
+    return {**step.phases, TRAINING: max(step_s - sum(step.phases.values()), 0.0)}
 
 
 class OptimizerStepEvaluator(HookedEvaluator):

@@ -12,14 +12,12 @@ from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import EvaluatorRegistry
-from zenith_tune.evaluators.regex import SELECTORS, RegexEvaluator
+from zenith_tune.evaluators.regex import KNOWN, RegexEvaluator, usual_direction, usual_selector
 from zenith_tune.evaluators.steps import read_number
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial_log import lines_of
 
 PREFIX = "json:"
-_RATE = re.compile(r"per_?s(ec(ond)?)?(?![a-z])|/s(ec)?$|throughput|tflops|mfu|speed", re.IGNORECASE)
-"""Names of numbers that are maximized unless the user says otherwise."""
 _PER_SECOND = re.compile(r"([^\W_]+)(?:_per_|/)(?:s|sec|second)(_per_gpu|/gpu)?$", re.IGNORECASE)
 _UNITS = {r"(^|[_.])ms$": "ms", r"_(s|sec|secs|seconds)$": "s", r"(^|[_.])tflops$": "TFLOP/s"}
 """Endings of names that state a unit."""
@@ -32,18 +30,19 @@ class JsonEvaluator(RegexEvaluator):
     """A number by its name in the objects that a program prints, one per line; dots lead into inner objects.
 
     Text before the object does not matter, and it may be a dict of Python, as Hugging Face's Trainer prints it. Rates
-    are maximized, everything else minimized, unless `direction` says otherwise.
+    are maximized, everything else minimized, unless `direction` says otherwise; of a number that each step prints the
+    steady part counts, of a loss or another quality the last.
     """
 
-    def __init__(self, key: str, selector: str = "last", direction: Direction | None = None) -> None:
-        if selector not in SELECTORS:
-            raise UnknownNameError("selector", selector, SELECTORS)
+    def __init__(self, key: str, selector: str | None = None, direction: Direction | None = None) -> None:
+        selector = selector or usual_selector(key)
+        if selector not in KNOWN:
+            raise UnknownNameError("selector", selector, KNOWN)
         if not _KEY.fullmatch(key):
             hint = "give it as in --objective json:tokens_per_s"
             raise UsageError(f"a number's name must be letters, digits and dots, but got {key[:40]!r}", hint=hint)
         self.key, self.pattern, self.selector, self.unit = key, PREFIX + key, selector, unit_of(key)
-        usual = Direction.MAXIMIZE if _RATE.search(key) else Direction.MINIMIZE
-        self.direction = usual if direction is None else Direction(direction)
+        self.direction = usual_direction(key) if direction is None else Direction(direction)
 
     def describe(self) -> str:
         return f"{self.pattern}, {self.selector}, {self.direction}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -33,7 +34,10 @@ SELECTORS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "median": statistics.median,
 }
-SETTLING = ("last", "median")
+STEADY = "steady"
+"""The selector of a number that each step prints: what a long run has, without the warm-up."""
+KNOWN = (STEADY, *SELECTORS)
+SETTLING = (STEADY, "last", "median")
 """Selectors whose value settles once the numbers are steady: a mean keeps its warm-up, extremes only grow."""
 _QUALITY = re.compile(r"loss|acc|perplexity|ppl|error|score|reward|auc|f1|bleu|rouge|eval|valid", re.IGNORECASE)
 """Names of what improves with training; the value after some iterations is not the one at the end."""
@@ -45,6 +49,55 @@ _TIME = re.compile(
 """Names and units of times and speeds."""
 
 
+_RATE = re.compile(
+    r"(?<![a-z])per[ _]?s(?:ec|econd)?(?![a-z])|[a-z)]/s(?:ec|econd)?(?![a-z])|throughput|flops|(?<![a-z])mfu(?![a-z])"
+    r"|speed(?!\\?\(s/)",
+    re.IGNORECASE,
+)
+"""Names of rates, of which more is better."""
+
+
+def usual_direction(name: str) -> Direction:
+    """Return which way the number under a name or a pattern is better, where the user does not say it.
+
+    >>> usual_direction(r"tokens/s: (\\S+)"), usual_direction(r"time \\(ms\\): (\\S+)")
+    (<Direction.MAXIMIZE: 'maximize'>, <Direction.MINIMIZE: 'minimize'>)
+    """
+    return Direction.MAXIMIZE if _RATE.search(name) else Direction.MINIMIZE
+
+
+def usual_selector(name: str) -> str:
+    """Return what counts of the numbers under a name or a pattern, where the user does not say it.
+
+    >>> usual_selector("tokens_per_s"), usual_selector("eval_loss")
+    ('steady', 'last')
+    """
+    return "last" if _QUALITY.search(name) else STEADY
+
+
+def steady_value(numbers: Sequence[float], direction: Direction) -> float:
+    """Return what a long run has of a number that each step prints; totals and running means count by their last.
+
+    >>> steady_value([9.0, 2.0, 2.1, 2.0, 6.0], Direction.MINIMIZE), steady_value([2.0, 4.1, 6.2], Direction.MINIMIZE)
+    (2.05, 6.2)
+    """
+    if _is_running(numbers):
+        return numbers[-1]
+    if min(numbers) <= 0:  # no time and no rate, so that nothing tells which are warm-up
+        return statistics.median(numbers)
+    return long_run(numbers[_warm_up(numbers, direction) :], direction)
+
+
+def _is_running(numbers: Sequence[float]) -> bool:
+    """Tell whether numbers only rise or only fall, as a total or a running mean does and no number of single steps."""
+    pairs = list(itertools.pairwise(numbers))
+    return all(one < two for one, two in pairs) or all(one > two for one, two in pairs)
+
+
+def _warm_up(numbers: Sequence[float], direction: Direction) -> int:
+    return num_warm_up(numbers if direction is Direction.MINIMIZE else [1 / number for number in numbers])
+
+
 @EvaluatorRegistry.register("regex")
 class RegexEvaluator(TuningEvaluator):
     """Numbers that a pattern of exactly one group finds, of which one is selected or all are summarised.
@@ -53,16 +106,17 @@ class RegexEvaluator(TuningEvaluator):
     may hold several. Carriage returns end a line too. A line above 64 KiB is searched in its first and last 32 KiB. A
     search that takes more than ten seconds of work is given up.
 
-    Trials end early by numbers that are printed once an iteration, where the last or their median counts; not where the
-    pattern names a loss or another quality, which training improves.
+    `selector` "steady" is for a number that each step prints, and the command line's default: the median without the
+    warm-up, with stalls that recur. Trials end early by numbers that are printed once an iteration, where these, the
+    last or their median counts; not where the pattern names a loss or another quality, which training improves.
 
     >>> RegexEvaluator(r"loss=(\\S+)", selector="min").evaluate("loss=0.5 loss=0.25\\nloss=0.75", {})
     0.25
     """
 
     def __init__(self, pattern: str, selector: str = "last", direction: Direction = Direction.MINIMIZE) -> None:
-        if selector not in SELECTORS:
-            raise UnknownNameError("selector", selector, SELECTORS)
+        if selector not in KNOWN:
+            raise UnknownNameError("selector", selector, KNOWN)
         self.pattern = pattern
         self.selector = selector
         self.direction = Direction(direction)
@@ -70,10 +124,10 @@ class RegexEvaluator(TuningEvaluator):
         self._compiled = _compiled(pattern)
 
     def evaluate(self, stdout: str, metadata: Mapping[str, Any]) -> float:
-        numbers = [self._number(text) for text in self._chosen(stdout)]
+        numbers = self._numbers(self._chosen(stdout))
         if not numbers:
             raise ValueError(f"pattern {self.pattern!r} is not in the log")
-        return float(SELECTORS[self.selector](numbers))
+        return self._selected(numbers)
 
     def measure(self, stdout: str, metadata: Mapping[str, Any]) -> Measurement:
         """Return the value; where numbers are printed once an iteration, with the spread of the steady ones."""
@@ -85,18 +139,17 @@ class RegexEvaluator(TuningEvaluator):
         return replace(found, value=value, unit=self.unit)
 
     def progress(self, stdout: str, metadata: Mapping[str, Any]) -> Progress | None:
-        """Return the steady numbers so far; None where there are fewer than two, or one is no speed."""
+        """Return the steady numbers so far; None where there are fewer than two, or they are no speeds of steps."""
         if not self.shows_progress:
             return None
         whole_lines = stdout[: stdout.rfind("\n") + 1]  # half a number reads as a whole one
         try:
-            numbers = [self._number(text) for text in self._found(lines_of(whole_lines))]
+            numbers = self._numbers(list(self._found(lines_of(whole_lines))))
         except (ValueError, TimeoutError):
             return None
-        if len(numbers) < 2 or min(numbers) <= 0:
+        if len(numbers) < 2 or min(numbers) <= 0 or (self.selector == STEADY and _is_running(numbers)):
             return None
-        paces = numbers if self.direction is Direction.MINIMIZE else [1 / number for number in numbers]
-        steady, value = numbers[num_warm_up(paces) :], float(SELECTORS[self.selector](numbers))
+        steady, value = numbers[_warm_up(numbers, self.direction) :], self._selected(numbers)
         return Progress(
             values=steady,
             value=value,
@@ -117,6 +170,11 @@ class RegexEvaluator(TuningEvaluator):
     def describe(self) -> str:
         return f"regex {self.pattern!r}, {self.selector}, {self.direction}"
 
+    def _selected(self, numbers: Sequence[float]) -> float:
+        if self.selector == STEADY:
+            return steady_value(numbers, self.direction)
+        return float(SELECTORS[self.selector](numbers))
+
     def _chosen(self, stdout: str) -> Sequence[str]:
         """Return the texts that count: a NaN before the last value does not matter."""
         try:
@@ -135,6 +193,14 @@ class RegexEvaluator(TuningEvaluator):
             for match in self._compiled.finditer(line, timeout=max(end_s - time.thread_time(), 1e-3)):
                 if match[1] is not None:  # an optional group may have matched nothing
                     yield match[1]
+
+    def _numbers(self, texts: Sequence[str]) -> list[float]:
+        """Return texts as numbers; a rate that the first steps do not have yet is part of their warm-up."""
+        begin = 0
+        if self.selector == STEADY:
+            known = [index for index, text in enumerate(texts) if math.isfinite(read_number(text) or math.nan)]
+            begin = known[0] if known else 0
+        return [self._number(text) for text in texts[begin:]]
 
     def _number(self, text: str) -> float:
         number = read_number(text)

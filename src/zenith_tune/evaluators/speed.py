@@ -13,6 +13,7 @@ from zenith_tune.evaluators.base import Measurement, Progress, TuningEvaluator
 from zenith_tune.evaluators.steady import long_run, summarise
 from zenith_tune.evaluators.steps import SECONDS, TFLOPS, LoggedSteps
 from zenith_tune.study.parameters import Direction, Value
+from zenith_tune.study.trial import PHASE
 
 Units = Mapping[str, tuple[str, ...]]
 """The units of each objective, the first that a log gives being used."""
@@ -113,4 +114,5 @@ class SpeedEvaluator(TuningEvaluator):
         """Return what is recorded besides the objective."""
         printed = [step.tflops for step in logged.steady if step.tflops is not None]
         tflops: dict[str, Value] = {"tflops_per_gpu": long_run(printed, Direction.MAXIMIZE)} if printed else {}
-        return {**tflops, **logged.extra}
+        phases = {f"{PHASE}{name}": seconds for name, seconds in logged.phases.items()}
+        return {**tflops, **phases, **logged.extra}

@@ -26,6 +26,7 @@ _MARKS = (
     " GiB | tps ",  # NeMo Automodel
     "  data_time: ",  # MMEngine
     " - perf/time_per_step:",  # verl
+    "Total step time: ",  # NeMo RL
 )
 """Texts that only trained steps are printed with."""
 _PLAIN = re.compile(
@@ -60,6 +61,8 @@ class Step:
     """Offset of the line in the log."""
     is_last: bool = False
     """Whether it is the last that the run was to train."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each phase, where a step has several that follow one another, such as generation and training."""
 
     @property
     def pace_s(self) -> float:
@@ -81,6 +84,17 @@ class JobSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFinding:
+    """What keeps a phase of the steps waiting, or makes it longer than it need be."""
+
+    phase: str
+    finding: str
+    change: str
+    gain: float
+    """Share of a step that the change saves at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSteps:
     """The steps that a log shows, in order, with what it says about the whole run."""
 
@@ -97,6 +111,8 @@ class LoggedSteps:
     """Relative standard error that all steps share, where they are extrapolated."""
     shows_progress: bool = True
     """Whether a running trial can be judged by them; a figure of the whole run is none of a step."""
+    findings: Sequence[PhaseFinding] = ()
+    """What the log shows of its phases, the largest gain first."""
 
     @property
     def num_steps(self) -> int:
@@ -110,6 +126,14 @@ class LoggedSteps:
     @property
     def steady(self) -> Sequence[Step]:
         return self.steps[num_warm_up([step.pace_s for step in self.steps]) :]
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Mean seconds of each phase of the steady steps, the longest first; empty where the log shows none."""
+        each = [step.phases for step in self.steady if step.phases]
+        names = dict.fromkeys(name for phases in each for name in phases)
+        found = {name: math.fsum(phases.get(name, 0.0) for phases in each) / len(each) for name in names}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def rates(self) -> dict[str, list[float]]:
         """Return the figures of each steady step by unit; empty where neither log nor sizes give them."""
@@ -132,9 +156,8 @@ class LoggedSteps:
 
 
 def _seconds(step: Step, sizes: JobSizes) -> float | None:
-    if step.gpu_tokens_per_s is not None:
-        gpus, tokens = sizes.n_gpus, sizes.step_tokens
-        return tokens / (step.gpu_tokens_per_s * gpus) if tokens and gpus else None
+    if step.gpu_tokens_per_s is not None and sizes.n_gpus and sizes.step_tokens:
+        return sizes.step_tokens / (step.gpu_tokens_per_s * sizes.n_gpus)
     if step.seconds is not None:
         return step.seconds
     batch = step.samples or sizes.gbs

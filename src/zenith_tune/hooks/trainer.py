@@ -74,7 +74,7 @@ class TrainerWatch:
         self.orders = orders
         self.given: set[str] = set()
         """Names of the fields that the program gave."""
-        self.tokens = TokenCount()
+        self.tokens, self.phases = TokenCount(), PhaseTimes()
         self.before: Any = None
         """A function that is given the Trainer before it trains."""
         self.steps: Any = None
@@ -186,6 +186,36 @@ class TrainerWatch:
             "packages": [name for name in self.packages if importlib.util.find_spec(name) is not None],
             "compute": compute_capability(),
         }
+
+
+class PhaseTimes:
+    """Seconds of the phases that a trainer of TRL times itself, since the previous update."""
+
+    PHASES = (
+        *(("generate", "generation"), ("generate_batch", "generation")),
+        *(("sync_weights", "sync"), ("_calculate_rewards", "rewards")),
+    )
+    """Ends of the names of its timers, such as vLLM.generate, and the phases that they are of."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def install(self, module: Any) -> None:
+        timed = module.ProfilingContext._log_metrics
+
+        @functools.wraps(timed)
+        def noted(this: Any, duration: float) -> Any:
+            phase = dict(self.PHASES).get(str(this.name).rpartition(".")[2])
+            if phase is not None:
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + duration
+            return timed(this, duration)
+
+        module.ProfilingContext._log_metrics = noted
+
+    def taken(self) -> dict[str, Any]:
+        """Return the seconds since the last call; nothing where nothing was timed."""
+        seconds, self.seconds = self.seconds, {}
+        return {"phases": seconds} if seconds else {}
 
 
 class TokenCount:
@@ -301,4 +331,5 @@ def start(settings: dict[str, Any], folder: str) -> None:
         for module in PARSERS:
             watch(module, trial.install_parser)
         watch("transformers.trainer", trial.install_trainer)
-        trial.steps = accelerate.start({}, folder, trial.tokens.taken)
+        watch("trl.extras.profiling", trial.phases.install)
+        trial.steps = accelerate.start({}, folder, lambda: {**trial.tokens.taken(), **trial.phases.taken()})

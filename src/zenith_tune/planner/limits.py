@@ -1,9 +1,11 @@
-"""The largest batch and sequence that are planned for, and the default risk and imbalance."""
+"""The largest batch and sequence that are planned for, the most probes, and the default risk and imbalance."""
 
 from __future__ import annotations
 
 MAX_BATCH, MAX_SEQ = 10_000_000, 100_000_000
 """Limits beyond any real job, above which 32-bit integers overflow."""
+MAX_PROBES = 64
+"""Layouts of a plan that `--probe` runs ranks of, at most."""
 IMBALANCE, MOST_IMBALANCE = 0.35, 2.0
 """Standard deviation of expert loads over their mean, for a trained router, and the largest that is planned for.
 

@@ -119,12 +119,6 @@ class PlannedLayout:
         return layout_name(self.layout)
 
     @property
-    def step_half_width(self) -> float:
-        """Half of the 90% interval of the step time, relatively."""
-        low, high = self.step_interval_s
-        return (high - low) / 2 / self.step_s
-
-    @property
     def roomy_s(self) -> float:
         """Step time with memory to spare, without the allocator's losses when it is nearly full."""
         return self.step_s - self.time_parts.get(PRESSURE, 0.0)

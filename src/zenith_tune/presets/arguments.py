@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from zenith_tune.errors import UnknownNameError, UsageError
+from zenith_tune.study.parameters import Value
 
 DEFAULT = "default"
 """What `search` and `levers` are unless the user says otherwise."""
@@ -51,6 +52,18 @@ def chosen_axes(search: str, known: Mapping[str, tuple[str, ...]]) -> set[str]:
     if not names:
         raise UsageError("search must name an axis, but is empty", hint=f"give search={DEFAULT}")
     return names
+
+
+def searched_axes(
+    search: str, choices: Mapping[str, tuple[Value, ...]], on_request: Collection[str] = ()
+) -> dict[str, tuple[Value, ...]]:
+    """Return the axes that `search` names with their choices; the others keep the first, which is the job's own.
+
+    Those `on_request` are searched only where they are named.
+    """
+    default = tuple(name for name in choices if name not in on_request)
+    named = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in choices}})
+    return {name: values if name in named else values[:1] for name, values in choices.items()}
 
 
 def sizes_of(given: Any) -> dict[str, Any]:

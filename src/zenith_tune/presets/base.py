@@ -28,7 +28,7 @@ def recognised_preset(command: str) -> str:
     for name in sorted(PresetRegistry.names(), key=lambda name: f"{name}~"):
         if name not in NEVER_RECOGNISED and _is_for(name, command):
             return name
-    for name, programs in SIBLINGS.items():
+    for name, (_, programs) in SIBLINGS.items():
         if any(program in command for program in programs):
             PresetRegistry.get(name)  # says what to install
     for name in FRAMEWORKS:
@@ -129,5 +129,5 @@ PresetRegistry: Registry[TuningPreset] = Registry(
         **{name: f"zenith_tune.presets.{name}" for name in NEVER_RECOGNISED},
     },
     contract=TuningPreset,
-    siblings=SIBLINGS,
+    siblings={name: extra for name, (extra, _) in SIBLINGS.items()},
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field, replace
 
-from zenith_tune.errors import MissingPackageError, UnknownNameError, UsageError
+from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.layouts.layout import RECOMPUTE_NAMES
 from zenith_tune.layouts.search_space import SearchSpace
 from zenith_tune.presets.emission import DATA_PARALLEL_ONLY, SIZES, Emission, Target
+from zenith_tune.registry import of_sibling
 
 ONE_EACH = dict.fromkeys(SIZES, 1)
 
@@ -40,13 +40,7 @@ class Format:
     def emit(self, target: Target) -> Emission:
         """Return a layout written down, or raise where the format cannot say it."""
         self.refuse_framework(target.job.framework.name)
-        module, _, name = self.writer.partition(":")
-        try:
-            found: Emission = getattr(importlib.import_module(module), name)(target)
-        except ModuleNotFoundError as error:
-            if (error.name or "") != module.partition(".")[0]:
-                raise
-            raise MissingPackageError(f"--emit {self.name}", "kubernetes") from None
+        found: Emission = of_sibling(self.writer, f"--emit {self.name}", "kubernetes")(target)
         return found
 
     def narrowed(self, space: SearchSpace, framework: str) -> SearchSpace:

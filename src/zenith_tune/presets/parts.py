@@ -65,7 +65,7 @@ class Described(TuningPreset):
         return launched_resources(command)
 
     def phases(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the phases of a step that each parameter touches, by the names of their seconds; none without such."""
+        """Return the phases of a step that each parameter touches, as the log names them; none without such."""
         return {}
 
     def default_trials(self) -> int | None:

@@ -22,7 +22,6 @@ FRAMEWORKS = {
     "nanotron": "nanotron",
     "torchtitan": "torchtitan",
     "trainer": "trainer",
-    "verl": "verl",
 }
 """The folder of each built-in preset that recognises commands: `preset` has its class, `command` recognises.
 
@@ -31,8 +30,12 @@ and `arguments_in(command)`, the constructor's arguments that the command itself
 """
 GROUP = "zenith_tune.recognition"
 """The entry points of other packages' `command` modules, by the names of their presets."""
-SIBLINGS = {"mimo": ("mimo_train.py", "pretrain_mimo.py")}
-"""The presets that other packages of this project bring, and programs that need one of them."""
+SIBLINGS = {
+    "mimo": ("mimo", ("mimo_train.py", "pretrain_mimo.py")),
+    "nemo-rl": ("rl", ("examples/run_grpo.py", "examples/run_grpo_math.py", "examples/run_vlm_grpo.py")),
+    "verl": ("rl", ("verl.trainer.main_ppo", "verl/trainer/main_ppo.py")),
+}
+"""The presets of this project's other packages: the extra that installs each, and the programs that it is for."""
 YIELDS_TO = {"accelerate": ("axolotl", "deepspeed", "trainer")}
 """The presets that a command is for in the first place, where several recognise it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from zenith_tune.errors import UsageError
@@ -73,10 +73,6 @@ def _read(text: str) -> int | float | str:
 
 _BATCH = re.compile(r"batch(?:_size)?$|(?:^|[._])(?:m|g)?bs$|accum", re.IGNORECASE)
 _NO_BATCH = re.compile(r"eval|valid|test|infer", re.IGNORECASE)
-
-
-def _product(values: Iterable[Value]) -> int:
-    return math.prod(int(value) for value in values)
 
 
 @PresetRegistry.register("space")
@@ -180,7 +176,9 @@ class SpacePreset(CompletePreset):
         if missing := [self._options[name] for name in batches if name not in own and name not in placed]:
             problem = f"trials of other batches are compared by samples, but your command does not give {missing[0]}"
             raise UsageError(problem, hint=f"write its value into the command, or {OBJECTIVE}")
-        return OptimizerStepEvaluator(OBJECTIVE, lambda params: _product({**own, **params}[name] for name in batches))
+        return OptimizerStepEvaluator(
+            OBJECTIVE, lambda params: math.prod(int({**own, **params}[name]) for name in batches)
+        )
 
     def _batches(self) -> list[str]:
         """Return the axes that a step's number of samples is the product of."""

@@ -16,7 +16,7 @@ from zenith_tune.record.view import StudyHeader
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.command_diff import command_diff
 from zenith_tune.shell.launchers import EVALUATED
-from zenith_tune.shell.scripts.opened import changed_script
+from zenith_tune.shell.scripts.opened import changed_script, with_script, with_text_closed
 from zenith_tune.shell.secrets import find_secrets, mask
 from zenith_tune.study.files import Json, write_atomically, write_json
 from zenith_tune.study.study import Study
@@ -92,9 +92,19 @@ def export(
             about = "".join(f"# {line}\n" for line in ("Your target, with its training command changed:", *diff))
         else:
             about = ""
-        write_atomically(folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{best_command}\n")
+        write_atomically(
+            folder.best_command, f"#!/usr/bin/env bash\n{about}{start}{command_to_copy(header.command, best_command)}\n"
+        )
         if change is not None:
             write_atomically(folder.best_diff, mask(change.diff, find_secrets(change.diff)))
+
+
+def command_to_copy(own: str, best: str) -> str:
+    """Return the best command as its user would write it: of a script that was opened, the script's changed text."""
+    if (change := changed_script(own, best)) is None:
+        return with_text_closed(best)
+    readable = with_script(best, change)
+    return mask(readable, find_secrets(readable))
 
 
 def study_as_json(

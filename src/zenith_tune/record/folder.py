@@ -16,6 +16,7 @@ from zenith_tune.study.files import TrialFolder
 
 DEFAULT_OUTPUT_DIR = Path("zenithtune-out")
 DATABASE_NAME, RECORD_NAME = "studies.db", "record.json"
+BEST_COMMAND = "best_command.sh"
 ABOUT_NAME = "bundle.json"
 """What a study that came by `zenithtune import` has in place of its record."""
 
@@ -34,7 +35,7 @@ class StudyFolder:
         self.path = self.output_dir / study_name
         self.csv = self.path / "trials.csv"
         self.json = self.path / "study.json"
-        self.best_command = self.path / "best_command.sh"
+        self.best_command = self.path / BEST_COMMAND
         self.best_diff = self.path / "best.diff"
         """What `patch` takes to make the user's own script the best one, where a script was opened."""
         self.page = self.path / "report.html"

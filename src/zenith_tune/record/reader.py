@@ -122,6 +122,16 @@ def recorded_choices(url: str, name: str) -> dict[str, tuple[Value, ...]]:
     }
 
 
+def recorded_evaluator(url: str, name: str) -> str:
+    """Return what the record of a study calls its evaluator; nothing where there is no study yet."""
+    if (path := database_path(url)) is not None and not path.is_file():
+        return ""
+    with clear_errors(url), opened_storage(url) as storage, quiet_optuna(logging.ERROR):
+        known = {study.study_name: study.user_attrs.get(HEADER_KEY) for study in storage.get_all_studies()}
+    header = known.get(name)
+    return str(header.get("evaluator", "")) if isinstance(header, dict) else ""
+
+
 class StudyReader:
     """One study of a database; reading holds neither the study's lock nor its database."""
 

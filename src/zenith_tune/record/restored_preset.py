@@ -13,6 +13,7 @@ from zenith_tune.registry import construct
 from zenith_tune.study.trial import YOUR_COMMAND
 
 if TYPE_CHECKING:
+    from zenith_tune.estimates.calibration import Calibration
     from zenith_tune.layouts.layout import Layout
     from zenith_tune.planner.plan import PlannedLayout
     from zenith_tune.planner.planner import Planner
@@ -121,11 +122,17 @@ def _planner(preset: CompletePreset, command: str, folder: Path | None) -> Plann
     subject = preset.subject(command)
     if subject is None:
         return None
-    from zenith_tune.calibrate.calibration_file import load_calibration
     from zenith_tune.planner.planner import Planner
 
-    calibration = None
-    if folder is not None and (folder / PRIOR).is_file():
-        with contextlib.suppress(UsageError):  # of another release, or cut off: the package's own will do
-            calibration = load_calibration(folder / PRIOR)
-    return Planner(subject.model, subject.cluster, subject.job, calibration)
+    return Planner(subject.model, subject.cluster, subject.job, study_calibration(folder))
+
+
+def study_calibration(folder: Path | None) -> Calibration | None:
+    """Return the calibration that a study began with; None where the package's own is the one to use."""
+    if folder is None or not (folder / PRIOR).is_file():
+        return None
+    from zenith_tune.calibrate.calibration_file import load_calibration
+
+    with contextlib.suppress(UsageError):  # of another release, or cut off: the package's own will do
+        return load_calibration(folder / PRIOR)
+    return None

@@ -21,8 +21,13 @@ class StudySource(Protocol):
         """Return the study as it stands."""
 
 
-def find_study(text: str, *, db: str | None = None, output_dir: Path | None = None) -> StudySource:
-    """Return the study that `text` names; an unknown one is refused with a list of those that are there."""
+def find_study(text: str | None, *, db: str | None = None, output_dir: Path | None = None) -> StudySource:
+    """Return the study that `text` names: an unknown one is refused with a list of those that are there.
+
+    Without a name, and of a folder that holds several, it is the one begun last.
+    """
+    if text is None:
+        return studies_in(output_dir, db=db)[0]
     if db is not None:
         if text not in (known := study_names(database_url(db))):
             raise UnknownNameError("study", text, known)
@@ -67,10 +72,7 @@ def _in_folder(folder: Path) -> StudySource:
     if (folder / FILE_NAME).is_file():
         return ExportedStudy(folder)
     if (folder / DATABASE_NAME).is_file():
-        names = _names(folder / DATABASE_NAME)
-        raise StudyError(
-            f"{folder} holds studies and is none", hint=f"give one of them ({', '.join(names) or 'none yet'})"
-        )
+        return studies_in(folder)[0]
     raise StudyError(f"{folder} is no folder of a study, as it has no {FILE_NAME}", hint="give another")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from zenith_tune.calibrate.published_runs import PublishedRun, ReferenceRun
 from zenith_tune.doctor.causes.cause import Cause
@@ -26,6 +26,7 @@ def report_lines(diagnosis: Diagnosis, what: str) -> Iterator[str]:
     job = f"batch {run.layout.global_batch}, sequence {run.planner.job.seq_len}, {run.planner.job.framework.name}"
     yield f"{what}: {run.planner.model.name} on {run.cluster.name}, {run.planned.name}, {job}"
     yield _figures(run)
+    yield from phase_lines(run.measured)
     yield from diagnosis_lines(diagnosis)
 
 
@@ -59,6 +60,7 @@ def unplanned_lines(run: UnplannedRun) -> Iterator[str]:
     figures += [f"{format_bytes(peak)} reserved"] if peak is not None else []
     yield f"{run.what}: {'; '.join(figures) or 'no steady speed'}"
     yield from cause_lines(run.measured.causes)
+    yield from phase_lines(run.measured)
     yield f"not planned: {run.reason}"
 
 
@@ -73,6 +75,21 @@ def unplanned_object(run: UnplannedRun) -> Json:
     }
 
 
+LEAST_SHARE = 0.005
+"""Least share of a step of a phase that is printed."""
+
+
+def phase_lines(measured: Measured) -> Iterator[str]:
+    """Yield where a step goes by phase, and what to change."""
+    if step_s := sum(measured.phases_s.values()):
+        shares = {name: seconds / step_s for name, seconds in measured.phases_s.items()}
+        yield f"time: {', '.join(f'{name} {share:.0%}' for name, share in shares.items() if share >= LEAST_SHARE)}"
+    for each in measured.phase_findings:
+        yield each.finding
+        yield f"   change {each.change}"
+        yield f"   saves at most {each.gain:.0%} of a step"
+
+
 ADVICE_COLUMNS = ("found", "change", "predicted speed", "step", "memory", "OOM", "but")
 
 
@@ -85,7 +102,7 @@ def diagnosis_html(found: Diagnosis | UnplannedRun, what: str, further: Iterable
         head, figures, *lines = report_lines(found, what)
         if found.advice:
             table = html_table(ADVICE_COLUMNS, [_advice_cells(found.run, each) for each in found.advice])
-            lines = [*cause_lines(found.causes), *found.warnings]
+            lines = [*phase_lines(found.run.measured), *cause_lines(found.causes), *found.warnings]
         lines = [figures, *lines]
     shown = html.escape("\n".join([*lines, *further]))
     return f"<p><b>{html.escape(head)}</b></p><pre>{shown}</pre>{table}"
@@ -118,6 +135,8 @@ def _measured_object(measured: Measured) -> Json:
         "peak_memory_bytes": measured.peak_bytes,
         "out_of_memory": measured.out_of_memory,
         "cause": measured.cause or None,
+        "phases_s": dict(measured.phases_s),
+        "phase_findings": [asdict(each) for each in measured.phase_findings],
     }
 
 

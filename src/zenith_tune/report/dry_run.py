@@ -93,7 +93,7 @@ class DryRunText(DryRunListener):
     def dry_run_started(self, plan: str, baseline: str | None) -> None:
         self._say(f"dry run: {plan}")
         if baseline is not None:
-            self._say(f"trial base  your command\n  {training_line(baseline)}")
+            self._say(f"trial    0  your command\n  {training_line(baseline)}")
 
     def point_would_run(
         self, number: int, label: str, command: str, params: Mapping[str, Value], predicted: Prediction | None

@@ -39,7 +39,7 @@ def _continued(view: StudyView) -> Iterator[tuple[str, str, str]]:
     elif search.stopped and "budget" in search.stopped:
         hours = search.budget.gpu_hours or search.budget.max_hours
         name = "gpu-hours" if search.budget.gpu_hours else "max-hours" if hours else "n-trials"
-        more = MORE * (hours or view.study.num_searched)
+        more = MORE * (hours or view.study.num_budgeted)
         yield "Continue with a larger budget", search.stopped, f"{resume} --{name} {more:g}"
 
 

@@ -29,17 +29,17 @@ class StudyPace:
         most = self.most(study)
         if most is None:
             return None
-        num_left = most - study.num_counted
+        num_left = most - study.num_budgeted
         return study.time_left_s(math.ceil(num_left / self.num_slots))
 
     def most(self, study: Study) -> int | None:
-        """Return how many trials there are at most, those that confirm a gain included; None where not known."""
-        return None if study.max_trials is None else max(study.max_trials, study.num_counted)
+        """Return how many runs there are at most, those that confirm a gain included; None where not known."""
+        return None if study.max_trials is None else max(study.max_trials, study.num_budgeted)
 
     def title(self, study: Study) -> str:
         """Return how far a study is and what it has gained, short enough for a tab: `12/38 · +31%`."""
         most = self.most(study)
-        done = f"{study.num_counted}/{most}" if most is not None else str(study.num_counted)
+        done = f"{study.num_budgeted}/{most}" if most is not None else str(study.num_budgeted)
         gain = study.gain if study.fastest is study.best else None
         return done if gain is None else f"{done} · {gain:+.0%}"
 
@@ -48,13 +48,13 @@ class StudyPace:
         most = self.most(study)
         if not most:
             return ""
-        full = min(round(width * study.num_counted / most), width)
+        full = min(round(width * study.num_budgeted / most), width)
         return "━" * full + "╌" * (width - full)
 
     def describe(self, study: Study, left_s: float | None) -> list[str]:
         """Return how far a study is, how long it still takes, and what it has spent of a budget."""
         most = self.most(study)
-        parts = [] if most is None else [f"{study.num_counted} of at most {count(most, 'trial')}"]
+        parts = [] if most is None else [f"{study.num_budgeted} of at most {count(most, 'run')}"]
         if left_s:
             parts.append(f"about {format_seconds(left_s)} left")
         if self.budget is not None and (self.budget.gpu_hours or self.budget.price):
@@ -75,7 +75,8 @@ def search_object(view: StudyView) -> Json:
         "verdict_values": dict(search.verdict) if search.stopped else {},
         "findings": [_table(each) for each in (*search.tables, levers) if each is not None],
         "max_trials": pace.most(view.study),
-        "num_searched": view.study.num_counted,
+        "num_trials": view.study.num_trials,
+        "num_budgeted": view.study.num_budgeted,
         "time_left_s": pace.left_s(view.study),
     }
 

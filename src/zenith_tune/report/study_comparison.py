@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from zenith_tune import __version__
+from zenith_tune.shell.scripts.opened import training_line
 from zenith_tune.study.files import Json
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import AGAIN
@@ -164,5 +165,6 @@ def _made_with(study: Json) -> Json:
     """Return what a study was made with, the defaults of its preset written out."""
     header = study["header"]
     named = {name: value for name, value in header.items() if isinstance(value, str)}
+    named["command"] = training_line(named["command"])
     strategy = {"strategy": study["strategy"]} if study["strategy"] else {}
     return {**named, **strategy, **header["resolved_args"]}

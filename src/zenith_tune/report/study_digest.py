@@ -12,7 +12,7 @@ from zenith_tune import __version__
 from zenith_tune.doctor.diagnosis import study_diagnosis
 from zenith_tune.evaluators.failures.failures import reported_capacity
 from zenith_tune.planner.plan import PlannedLayout
-from zenith_tune.record.export import batch_note
+from zenith_tune.record.export import batch_note, command_to_copy
 from zenith_tune.record.restored_preset import FROM_ANOTHER_RELEASE, RestoredPreset
 from zenith_tune.record.source import StudySource
 from zenith_tune.record.view import StudyView, TrialView, unfinished
@@ -169,14 +169,17 @@ class StudyDigest:
             shown: Json | None = None
             if preset.planner is not None:
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
-                    if self._diagnosis is not None:
-                        lines = self._diagnosis
-                    elif preset.preset is not None:
-                        lines = study_diagnosis(preset.preset, view.header.command, view.study)
+                    lines = _diagnosis(preset, view) if self._diagnosis is None else self._diagnosis
                 with contextlib.suppress(*FROM_ANOTHER_RELEASE):
                     shown = best_layout_object(preset.planner, layout) if layout is not None else None
             self._best = (number, {"doctor": lines, "best_layout": shown})
         return self._best[1]
+
+
+def _diagnosis(preset: RestoredPreset, view: StudyView) -> list[str]:
+    if preset.preset is None or preset.planner is None:
+        return []
+    return study_diagnosis(preset.preset, view.header.command, view.study, preset.planner.calibration)
 
 
 def _about(view: StudyView, preset: RestoredPreset) -> Json:
@@ -224,7 +227,7 @@ def _outcome(view: StudyView) -> Json:
         "outcomes": {str(outcome): number for outcome, number in study.counts().items()},
         "num_pruned": view.num_pruned,
         "num_repeated": view.num_repeated,
-        "best_command": view.best_command,
+        "best_command": command_to_copy(view.header.command, view.best_command) if view.best_command else None,
     }
 
 
@@ -236,19 +239,30 @@ def _capacity_bytes(view: StudyView, preset: RestoredPreset) -> float | None:
 
 
 def _steps(view: StudyView, planned: Mapping[int, PlannedLayout]) -> list[Json]:
-    """Return the steps of the user's own command and of the fastest trial, divided as planned; none without both."""
-    runs = [("yours", view.study.baseline), ("best", view.study.fastest)]
-    known = [(name, run, run.step_s, planned[run.number]) for name, run in runs if run and run.number in planned]
-    steps = [
+    """Return the steps of the user's own command and of the fastest trial by their parts; none without both.
+
+    Parts are the phases that both measured, or else as planned.
+    """
+    own, best = view.study.baseline, view.study.fastest
+    if own is None or best is None or own.number == best.number:
+        return []
+    is_measured = bool(own.phases and best.phases)
+    steps: list[Json] = [
         {
             "name": name,
             "number": run.number,
-            "parts_s": {part: seconds * step_s / plan.step_s for part, seconds in plan.time_parts.items() if seconds},
+            "parts_s": run.phases if is_measured else _planned_parts(run, planned.get(run.number)),
+            "is_measured": is_measured,
         }
-        for name, run, step_s, plan in known
-        if step_s
+        for name, run in (("yours", own), ("best", best))
     ]
-    return steps if len({step["number"] for step in steps}) == len(runs) else []
+    return steps if all(step["parts_s"] for step in steps) else []
+
+
+def _planned_parts(run: Trial, plan: PlannedLayout | None) -> dict[str, float]:
+    if plan is None or not run.step_s:
+        return {}
+    return {part: seconds * run.step_s / plan.step_s for part, seconds in plan.time_parts.items() if seconds}
 
 
 def failure_groups(trials: Iterable[Json]) -> list[Json]:

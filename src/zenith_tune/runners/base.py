@@ -330,7 +330,7 @@ RunnerRegistry: Registry[Runner] = Registry(
         "slurm": "zenith_tune.runners.slurm.runner",
     },
     contract=Runner,
-    siblings=("kubernetes",),
+    siblings={"kubernetes": "kubernetes"},
 )
 
 

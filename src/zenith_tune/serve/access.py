@@ -80,7 +80,7 @@ def checked_token(token: str | None) -> str:
     if not TOKEN.fullmatch(token):
         problem = "the token must be 16 to 200 letters, digits, '.', '_', '~' and '-'"
         raise UsageError(
-            f"{problem}, but got {len(token)} characters", hint="give another --token, or none to have one made up"
+            f"{problem}, but got {len(token)} characters", hint="give another --token, or none to have one generated"
         )
     return token
 
@@ -98,7 +98,7 @@ def _kept_token(path: Path) -> str:
     except (OSError, UnicodeError):
         pass
     token = secrets.token_urlsafe(24)
-    with contextlib.suppress(OSError):  # without a home it is made up each time
+    with contextlib.suppress(OSError):  # without a home it is generated each time
         path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         write_atomically(path, token, is_private=True)
     return token

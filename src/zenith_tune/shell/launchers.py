@@ -219,7 +219,7 @@ def _guess(words: Sequence[Word], at: int) -> int:
     """Return the first word that looks like a script or an interpreter, past unknown options."""
     for index in range(at, len(words)):
         name = program_name(words[index]) or ""
-        if PYTHON.fullmatch(name) or name in STARTERS or words[index].value.endswith(_SCRIPTS):
+        if PYTHON.fullmatch(name) or name in STARTERS or words[index].value.rstrip("}").endswith(_SCRIPTS):
             return index
     raise refusal("it must be clear where the launcher's own options end", words[at].value if at < len(words) else "")
 

@@ -37,7 +37,7 @@ class TunedJob:
     tables: Callable[[], Iterable[tuple[LayoutBatch, PointTable]] | None] = lambda: None
     """Every point with its layout, as arrays, where the preset can list them so."""
     phases: Callable[[], Mapping[str, tuple[str, ...]]] = dict
-    """The phases of a step that each parameter touches, by the names that a trial's `extra` has for their seconds."""
+    """The phases of a step that each parameter touches, by the names that a trial has for them."""
     own_point: Callable[[], Params | None] = lambda: None
     """The point of the user's own command."""
     baseline: Callable[[], Trial | None] = lambda: None
@@ -164,12 +164,12 @@ StrategyRegistry: Registry[TuningStrategy] = Registry(
         "grid": "zenith_tune.strategies.grid",
         "random": "zenith_tune.strategies.random",
         "optuna": "zenith_tune.strategies.optuna",
-        "phases": "zenith_tune.strategies.phases",
         "guided": "zenith_tune.strategies.guided.strategy",
         "megatron-heuristic": "zenith_tune.strategies.megatron_heuristic",
         "zero-progressive": "zenith_tune.strategies.zero_progressive.strategy",
     },
     contract=TuningStrategy,
+    siblings={"phases": "rl"},
 )
 
 

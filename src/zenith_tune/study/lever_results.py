@@ -52,7 +52,7 @@ def lever_table(results: Sequence[LeverResult]) -> Findings | None:
     order = list(LeverStatus)
     rows = sorted(results, key=lambda result: order.index(result.status))
     return Findings(
-        title="levers on the best layout, each with its gain over the best run before it",
+        title="performance settings on the best layout, each with its gain over the best run before it",
         columns=("lever", "result", "trial", "gain", "why"),
         rows=tuple(_row(result) for result in rows),
     )
@@ -84,4 +84,6 @@ def results_from_json(content: Iterable[Mapping[str, Any]]) -> list[LeverResult]
 def cut_off_sentence(results: Iterable[LeverResult]) -> str:
     """Say which levers the end of the study left untried; nothing where each had its turn."""
     left = [result for result in results if result.is_cut_off]
-    return f"levers not tried: {', '.join(result.lever for result in left)} ({left[0].why})" if left else ""
+    return (
+        f"performance settings not tried: {', '.join(result.lever for result in left)} ({left[0].why})" if left else ""
+    )

@@ -133,12 +133,13 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
-LAUNCHES_ERROR = 0.02
+LAUNCHES_ERROR = 0.01
 """Error of a single interval of which 90% hold, where one looks after each of the runs that confirm a gain and takes
 up another trial where one fails."""
-FIRST_LAUNCHES = 0.2
-"""Half of the 90% interval where no command ran twice: of 22 pairs of runs on an H200, most of them with the first run
-of a cold or shared machine, 18 differed by less (benchmarks/results/h200-*, 2026-11-15 to 2026-11-18)."""
+MACHINES = {0.0015 * 2.0**power: 1.0 for power in range(9)} | {0.8: 0.1, 1.6: 0.03}
+"""Standard deviations that the logarithm of the ratio of two launches may have, and how likely each is before a machine
+is known. Nine of ten pairs then differ by less than a quarter: of 22 on an H200, most of them with the first run of a
+cold or shared machine, 18 differed by less than 20% (benchmarks/results/h200-*, 2026-11-15 to 2026-11-18)."""
 MOST_PAIRS, MOST_RATIO = 10_000, 3.0
 """Pairs that a machine can have seen, and the logarithm of the ratio that they can have."""
 QUIET = 0.003
@@ -170,19 +171,29 @@ class LaunchNoise:
 
     @property
     def half_width(self) -> float:
-        """Half of the 90% interval of the logarithm of the ratio of two runs.
+        """Half of the 90% interval of the logarithm of the ratio of two runs, by what each kind of machine makes of it.
 
-        That of Student's t, without the pair that a quiet machine is worth too: another one is not quiet.
+        Few pairs that agree by chance do not rule out a machine whose launches differ.
         """
-        if not self.num_pairs:
-            return FIRST_LAUNCHES
-        alone = critical_t(LAUNCHES_ERROR, self.num_pairs) * math.sqrt(self.squares / self.num_pairs)
-        return max(alone, critical_t(LAUNCHES_ERROR, self.num_pairs + 1) * math.sqrt(2) * self.sd)
+        return _half_width(self.squares, self.num_pairs)
 
     def seen(self, ratios: Iterable[float]) -> LaunchNoise:
         """Return what is known after more pairs, by the logarithms of their ratios."""
         squares = [ratio**2 for ratio in ratios]
         return LaunchNoise(squares=self.squares + sum(squares), num_pairs=self.num_pairs + len(squares))
+
+
+@functools.lru_cache(maxsize=256)
+def _half_width(squares: float, num_pairs: int) -> float:
+    likely = [math.log(chance) - num_pairs * math.log(sd) - squares / (2 * sd**2) for sd, chance in MACHINES.items()]
+    weights = [math.exp(each - max(likely)) for each in likely]
+    error = (LAUNCHES_ERROR if num_pairs else 0.1) * sum(weights)
+    low, high = 0.0, 5 * max(MACHINES)
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        beyond = sum(w * math.erfc(middle / (math.sqrt(2) * sd)) for w, sd in zip(weights, MACHINES, strict=True))
+        low, high = (middle, high) if beyond > error else (low, middle)
+    return high
 
 
 LOOKS_ERROR = 0.05

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from zenith_tune.study.parameters import Direction
 from zenith_tune.study.trial import Outcome, Trial
+from zenith_tune.units import count
 
 _MOST_LOG = 700.0
 """The logarithm of the largest ratio that is stated: a float holds little more."""
@@ -74,14 +75,21 @@ class StudyRuns:
         return next((trial for trial in reversed(self.own_runs) if trial.ok), self.first_baseline)
 
     @property
-    def num_searched(self) -> int:
-        """Count the trials, without those that ran another one again."""
-        return sum(not trial.is_rerun for trial in self.trials)
+    def num_trials(self) -> int:
+        """Count the trials: neither runs that repeat one nor the user's own command."""
+        return sum(trial.is_searched for trial in self.trials)
 
     @property
-    def num_counted(self) -> int:
+    def num_budgeted(self) -> int:
         """Count the runs that the budget of trials holds: all but the first of the user's own command."""
         return len(self.trials) + len(self.own_runs[1:])
+
+    @property
+    def what_ran(self) -> str:
+        """The trials and the runs that repeat one, as they are counted everywhere."""
+        num_again = sum(run.is_rerun for run in self.runs)
+        again = f" and {count(num_again, 'repeated run')}" if num_again else ""
+        return f"{count(self.num_trials, 'trial')}{again}"
 
     @property
     def runs(self) -> list[Trial]:
@@ -101,9 +109,9 @@ class StudyRuns:
         return next((each for each in runs if each.number == trial.rerun_of), None)
 
     def name_of(self, trial: Trial) -> str:
-        """Return what tables and lines call a run: base, 3, and 3' and 3'' where trial 3 is repeated."""
-        if trial.is_baseline or not trial.is_rerun:
-            return "base" if trial.is_baseline else str(trial.number)
+        """Return what tables and lines call a run: 3, and 3' and 3'' where trial 3 is repeated; yours is 0."""
+        if not trial.is_rerun:
+            return str(trial.number)
         repeated = self._repeated(trial)
         return f"{trial.rerun_of if repeated is None else self.name_of(repeated)}'"
 

@@ -21,11 +21,11 @@ LEAST_GAIN = 0.01
 """The smallest gain that is worth a trial: two runs of one command differ by nearly as much."""
 SURE = 2.0
 """Standard errors by which a run must be faster to count as faster."""
-CLEAR, CLEAR_UNSEEN = 3.0, 8.0
-"""Half-widths of its 90% interval by which a gain is clear without more runs, and where no pair of runs has shown what
+CLEAR, CLEAR_UNSEEN = 1.4, 7.0
+"""Half-widths of its 90% interval by which a gain stands without more runs, and where no pair of runs has shown what
 two launches differ by."""
-CONFIRMS, MOST_PAIRS = 2, 4
-"""Neighbouring pairs of runs that confirm a gain, and after which one that is in doubt stays so."""
+MOST_PAIRS = 4
+"""Neighbouring pairs of runs after which a gain that is in doubt stays so."""
 UNLIKE = 2.0
 """Times the noise of earlier studies on the machine from which it is another one now."""
 TOO_NOISY = 0.2
@@ -273,7 +273,7 @@ class Study(StudyRuns):
         are_repeated = base.is_rerun and best.is_rerun
         if are_repeated and self.gain < LEAST_GAIN and not self.is_wide:
             return None
-        if self.num_pairs >= MOST_PAIRS or (self.is_settled and (are_repeated or not always)):
+        if self.num_pairs >= MOST_PAIRS or (self.is_clear and (are_repeated or not always)):
             return None
         if not any(run.ok and run.is_rerun and run.number > best.number for run in self.own_runs):
             return base
@@ -283,15 +283,17 @@ class Study(StudyRuns):
     def launch_noise(self) -> LaunchNoise:
         """How much two runs of one command differ.
 
-        By neighbouring runs, where the best trial has such; else by first runs and those that repeat them, and by
-        earlier studies on the machine.
+        By the runs that repeat one, of which the first run of the user's own command counts until it has neighbouring
+        ones: the machine may have been cold. Earlier studies count where their noise is like that of this one.
         """
-        best = self.best
-        if best is not None and best.is_rerun and (near := self.rerun_ratios(near=True)):
-            return LaunchNoise().seen(near)
-        seen, earlier = LaunchNoise().seen(far := self.rerun_ratios()), self.earlier_launches
-        # Quiet runs of other jobs say nothing against noise that this one has shown.
-        return seen if far and seen.sd > UNLIKE * earlier.sd else earlier.seen(far)
+        near = self.rerun_ratios(near=True)
+        has_near = any(run.is_rerun for run in self.own_runs[:-1])
+        pairs = [*near, *self.rerun_ratios(besides=self.own_runs if has_near else ())]
+        seen, earlier = LaunchNoise().seen(pairs), self.earlier_launches
+        # Quiet runs of other jobs say nothing against noise that this one has shown, nor cold starts against what came
+        # after one.
+        is_noisier, is_quieter = seen.sd > UNLIKE * earlier.sd, earlier.sd > UNLIKE * seen.sd
+        return seen if pairs and (is_noisier or (near and is_quieter)) else earlier.seen(pairs)
 
     @property
     def gain_half_width(self) -> float | None:
@@ -344,15 +346,10 @@ class Study(StudyRuns):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gain is so many times its noise that no further run can put it in doubt."""
+        """Whether the gain is so far beyond its noise that it stands without more runs."""
         gain, half_width = self.gain, self.gain_half_width
         times = CLEAR if self.launch_noise.num_pairs else CLEAR_UNSEEN
         return gain is not None and half_width is not None and gain > 0 and math.log1p(gain) >= times * half_width
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the gain stands without more runs: it is clear, or beyond the noise by neighbouring runs."""
-        return self.is_clear or (self.num_pairs >= CONFIRMS and (self.gain or 0.0) > 0 and not self.is_within_noise)
 
     @property
     def num_pairs(self) -> int:

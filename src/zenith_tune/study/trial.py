@@ -40,6 +40,9 @@ START = "start"
 SAVED_START = "saved_start_s"
 """The name in `extra` of the seconds of a start that it shared with a trial before it."""
 
+PHASE = "phase:"
+"""The beginning of the names in `extra` of the seconds of a step's phases."""
+
 UNKNOWN_ERROR = 0.0
 """The standard error of a value of which nothing is known, such as that of a plain function."""
 
@@ -142,6 +145,12 @@ class Trial:
         """Seconds of a run of it with a start of its own; None where it did not run."""
         saved_s = self.extra.get(SAVED_START)
         return self.duration_s + saved_s if self.duration_s and isinstance(saved_s, float) else self.duration_s
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of a step, the longest first; empty where its log shows none."""
+        named = {name.removeprefix(PHASE): value for name, value in self.extra.items() if name.startswith(PHASE)}
+        return {name: float(value) for name, value in named.items() if isinstance(value, int | float)}
 
     @property
     def ok(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from zenith_tune.study.budget import Budget
 from zenith_tune.study.changes import Change, changes_of
 from zenith_tune.study.lever_results import LeverGain, LeverResult, cut_off_sentence
-from zenith_tune.study.precision import FIRST_LAUNCHES, TO_90
+from zenith_tune.study.precision import TO_90
 from zenith_tune.study.study import Study
 from zenith_tune.study.trial import CONFIRMED_ON, Outcome, Trial
 from zenith_tune.units import format_bytes, format_seconds, format_value, is_of_time
@@ -128,7 +128,7 @@ def _without_gain(study: Study, memory_share: float | None) -> Verdict | None:
         within = " within the memory limit" if any(not study.may_be_best(trial) for trial in study.trials) else ""
         if any(study.may_be_best(trial) and (study.row_gain(trial) or 0.0) > 0 for trial in study.counted):
             return Verdict(sentence=f"no gain beyond the noise: {_stays(study)}", speedup=1.0)
-        none = f"none of {study.num_searched} trials{within} is" if study.num_searched > 1 else "the trial is not"
+        none = f"none of {study.num_trials} trials{within} is" if study.num_trials > 1 else "the trial is not"
         return Verdict(sentence=f"no gain: {none} {_faster(best)} than your own command", speedup=1.0)
     return None
 
@@ -155,7 +155,7 @@ def _with_gain(study: Study, job_s: float, memory_share: float | None, capacity_
     assert best is not None and gain is not None
     half = study.gain_half_width
     assert half is not None
-    is_confirmed = study.is_settled and any(run is not None and run.is_rerun for run in (best, study.baseline))
+    is_confirmed = study.is_clear and any(run is not None and run.is_rerun for run in (best, study.baseline))
     ties = tuple(study.number_of(trial) for trial in _ties(study))
     safer = _safer(study, memory_share, capacity_bytes)
     low, high = (1 + gain) * math.exp(-half), (1 + gain) * math.exp(half)
@@ -234,7 +234,7 @@ def _speed(study: Study, speedup: float, low: float, high: float, *, is_confirme
         return _within_noise(study, study.best, f"{speedup:.2f}x{interval}")
     how = "confirmed" if is_confirmed else "far beyond the noise" if study.is_clear else "not confirmed"
     if how == "not confirmed" and not study.launch_noise.num_pairs:
-        how += f": two launches may differ by {FIRST_LAUNCHES:.0%}"
+        how += f": two launches may differ by {study.launch_noise.half_width:.0%}"
     return f"{speedup:.2f}x {_faster(study.best)} ({low:.2f} to {high:.2f}, {how})"
 
 
@@ -271,7 +271,8 @@ def _phases(study: Study, speedup: float) -> str:
         f"{' + '.join(gain.levers)} {gain.speedup:.2f}x{' with other numerics' * gain.numerics}"
         for gain in study.lever_gains
     )
-    return f", of which the layout gives {speedup / levers:.2f}x and levers {levers:.2f}x ({', '.join(each)})"
+    layout = f", of which the layout gives {speedup / levers:.2f}x"
+    return f"{layout} and performance settings {levers:.2f}x ({', '.join(each)})"
 
 
 def _memory(share: float | None, safer: Safer | None) -> str:

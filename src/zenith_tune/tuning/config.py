@@ -40,6 +40,7 @@ from zenith_tune.shell.secrets import mask
 from zenith_tune.strategies.base import TuningStrategy
 from zenith_tune.study.budget import Budget, MemoryLimit, Training, parse_share, parse_size
 from zenith_tune.study.files import plain_name
+from zenith_tune.study.parameters import Direction
 from zenith_tune.study.resources import Resources
 from zenith_tune.tuning.options import TuneOptions
 from zenith_tune.tuning.place import StudyPlace
@@ -267,7 +268,8 @@ class StudyConfig:
     @property
     def title(self) -> str:
         """The job in one line: its script, and what the preset reads of it."""
-        script = next((Path(word).name for word in self.masked_command.split() if SCRIPT.search(word)), None)
+        words = self.masked_command.partition(f"{EVALUATED}")[2].split()[1:] or self.masked_command.split()
+        script = next((Path(word).name for word in words if SCRIPT.search(word)), None)
         name = script or (self.line.program or self.preset_name).rpartition("/")[2]
         job = self.preset.describe_job(self.masked_command)
         return f"{name}: {job or f'preset {self.preset_name}'}"
@@ -357,7 +359,8 @@ class StudyConfig:
             found.append("your command holds placeholders, so it cannot run by itself: there is no baseline")
         if (self.budget.gpu_hours or self.budget.price) and self.num_gpus is None:
             found.append("the GPUs of a trial are not known, so GPU-hours count one: give --gpus-per-trial")
-        if self.options.maximize is None and self._reads_pattern:
+        is_plain = self.evaluator.direction is Direction.MAXIMIZE or self.evaluator.measures_time
+        if self.options.maximize is None and self._reads_pattern and not is_plain:
             found.append("the value of --objective is minimized: give --maximize where more is better")
         if self.memory.headroom is not None and self.capacity_bytes is None:
             until = "only once a trial says how much memory they have"

@@ -39,7 +39,9 @@ class Confirmation:
     def __init__(self, session: StudySession, *, side_by_side: bool, claims: bool = True, always: bool = False) -> None:
         self._session, self._side_by_side, self._claims, self._always = session, side_by_side, claims, always
         self._num_left = MAX_RUNS
-        """Runs in turn that there may be."""
+        """Runs that there may still be."""
+        self._is_in_turn = claims
+        """Whether runs in turn may still tell; not once one of them failed."""
         self._num_failed = 0
         """Confirming runs that were out of memory and are dealt with."""
 
@@ -63,7 +65,9 @@ class Confirmation:
         differs = gain is not None and abs(gain) > max(MIN_DIFFERENCE, (first.spread or 0) + (again.spread or 0))
         if study.may_be_best(first):
             near = self._near(first, gain if differs else None)
-            while study.is_open and (following := near.pop(0) if near else study.contender) is not None:
+            while (
+                study.is_open and self._num_left and (following := near.pop(0) if near else study.contender) is not None
+            ):
                 self._again(following)  # then those that are best by now
             lines += self._in_turn()
         num_more = sum(trial.is_rerun for trial in study.trials) - num_before
@@ -80,6 +84,8 @@ class Confirmation:
             following = study.contender
             if following is None or study.leader is study.baseline:
                 return [*lines, f"trial {study.number_of(again)} {why}, and nothing smaller is faster"]
+            if not self._num_left:
+                return [*lines, f"trial {study.number_of(again)} {why}; trial {following.number} did not run again"]
             lines.append(f"trial {study.number_of(again)} {why}: trial {following.number} is tried in its place")
             again = self._again(following)
         return lines
@@ -106,7 +112,8 @@ class Confirmation:
         config, study = self._session.config, self._session.study
         identity = config.identify(params)
         known = {*config.own_identities, *(trial.identity for trial in study.trials)}
-        if identity not in known and not config.preset.prune(params):
+        if self._num_left and identity not in known and not config.preset.prune(params):
+            self._num_left -= 1
             self._session.run_point(params, identity, why)
 
     def _in_turn(self, most: int = MAX_RUNS) -> list[str]:
@@ -115,10 +122,9 @@ class Confirmation:
             following = self._next()
             if following is None:
                 break
-            self._num_left -= 1
-            trial = self._session.run_baseline(again=True) if following.is_baseline else self._again(following)
+            trial = self._again(following)
             if not trial.ok:
-                self._num_left = 0
+                self._is_in_turn = False
                 who = "your own command" if following.is_baseline else f"trial {self._session.study.number_of(trial)}"
                 return [f"{who}, run again, failed ({trial.cause}): the gain is not confirmed"]
         return []
@@ -130,7 +136,8 @@ class Confirmation:
 
     def _next(self) -> Trial | None:
         """Return what runs next to confirm the gain."""
-        return self._session.study.next_confirming(always=self._always) if self._claims and self._num_left else None
+        is_open = self._is_in_turn and self._num_left
+        return self._session.study.next_confirming(always=self._always) if is_open else None
 
     def _verdict(self, first: Trial, again: Trial, gain: float | None, num_more: int, *, differs: bool) -> str:
         if gain is None:
@@ -165,6 +172,9 @@ class Confirmation:
         return f"{was}: each row's gain is over its last run before, the verdict's over neighbouring runs"
 
     def _again(self, trial: Trial) -> Trial:
+        self._num_left -= 1
+        if trial.is_baseline:
+            return self._session.run_baseline(again=True)
         why = f"trial {self._session.study.number_of(trial)} again, to confirm it"
         return self._session.run_point(dict(trial.params), trial.identity, why, rerun_of=trial.number)
 

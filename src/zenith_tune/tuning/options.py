@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ def option(help: str, default: Any = None, **written: Any) -> Any:
     return field(default=default, metadata={"help": help, **written})
 
 
+_GROUPS = [partial(option, group=group) for group in (JOB, SEARCH, BUDGET, PLACE, OUTPUT)]
+job, search, budget, place, output = _GROUPS
+rare_job, rare_search, rare_budget, rare_place, rare_output = (partial(group, is_rare=True) for group in _GROUPS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
     """The options of a study, by the names and with the defaults that `zenithtune optimize` has for them.
@@ -46,212 +52,140 @@ class TuneOptions:
     The first type of a field is what the command line gives it.
     """
 
-    preset: str | TuningPreset | None = option(
+    preset: str | TuningPreset | None = job(
         "The framework: megatron-lm, deepspeed, accelerate, trainer, torchtitan ... "
         "[default: recognised from the command]",
         metavar="NAME",
-        group=JOB,
     )
-    args: Pairs | None = option("The preset's arguments, e.g. n_gpus=8,gbs=16.", group=JOB)
-    cluster: str | None = option(
-        "The GPUs, e.g. h100x64, or a file. [default: this machine]", metavar="NAME|PATH", group=JOB
-    )
-    model: str | None = option(
+    args: Pairs | None = job("The preset's arguments, e.g. n_gpus=8,gbs=16.")
+    cluster: str | None = job("The GPUs, e.g. h100x64, or a file. [default: this machine]", metavar="NAME|PATH")
+    model: str | None = job(
         "The model, in place of what the command says: a name of the catalog, a config.json or a Hugging Face id.",
         metavar="NAME|PATH",
-        group=JOB,
     )
-    gpus: int | None = option("GPUs of the job, where the command does not say it.", at_least=1, metavar="N", group=JOB)
-    gbs: int | None = option(
-        "Global batch, in place of the one that the command has.", at_least=1, metavar="N", group=JOB
-    )
-    seq: int | None = option("Sequence length, where the command does not say it.", at_least=1, metavar="N", group=JOB)
-    topology: Path | str | None = option(
+    gpus: int | None = job("GPUs of the job, where the command does not say it.", at_least=1, metavar="N")
+    gbs: int | None = job("Global batch, in place of the one that the command has.", at_least=1, metavar="N")
+    seq: int | None = job("Sequence length, where the command does not say it.", at_least=1, metavar="N")
+    topology: Path | str | None = rare_job(
         "What `nvidia-smi topo -m` or `nvlink -s` prints on a node: how the GPUs of each node are linked.",
         metavar="FILE",
-        group=JOB,
-        is_rare=True,
     )
-    strategy: str | TuningStrategy | None = option(
+    strategy: str | TuningStrategy | None = search(
         "How to search: guided, zero-progressive, grid, random, optuna ... [default: what suits the preset]",
         metavar="NAME",
-        group=SEARCH,
     )
-    space: Axes | None = option(
-        "Tune a program of your own: bs=4,8,16 or lr=log:1e-5..1e-3 for {bs} or --bs.", metavar="NAME=VALUES", group=JOB
+    space: Axes | None = job(
+        "Tune a program of your own: bs=4,8,16 or lr=log:1e-5..1e-3 for {bs} or --bs.", metavar="NAME=VALUES"
     )
-    allow: Names = option(
-        "Also test a performance setting that changes the numerics, such as fp8 or bf16_grads.",
-        (),
-        metavar="NAME",
-        group=JOB,
+    allow: Names = job(
+        "Also test a performance setting that changes the numerics, such as fp8 or bf16_grads.", (), metavar="NAME"
     )
-    strategy_args: Pairs | None = option("The strategy's arguments, e.g. seed=1.", group=SEARCH, is_rare=True)
-    evaluator: str | TuningEvaluator | None = option(
+    strategy_args: Pairs | None = rare_search("The strategy's arguments, e.g. seed=1.")
+    evaluator: str | TuningEvaluator | None = rare_search(
         "How to read a trial's value: megatron, deepspeed, accelerate, trainer, torchtitan, regex ... "
         "[default: the preset's]",
         metavar="NAME",
-        group=SEARCH,
-        is_rare=True,
     )
-    evaluator_args: Pairs | None = option("The evaluator's arguments.", group=SEARCH, is_rare=True)
-    objective: str | None = option(
+    evaluator_args: Pairs | None = rare_search("The evaluator's arguments.")
+    objective: str | None = search(
         "What to optimize: tokens_per_s, step_time, tflops, samples_per_s or throughput where the evaluator knows it, "
         "json:KEY, or a pattern with exactly one group. [default: tokens_per_s where batch and sequence are known]",
         metavar="NAME|REGEX",
-        group=SEARCH,
     )
-    maximize: bool | None = option(
-        "Which way the REGEX of --objective is better. [default: minimize]",
+    maximize: bool | None = rare_search(
+        "Which way the number of --objective is better. [default: more of a rate such as tokens/s, less of all else]",
         off="--minimize",
-        group=SEARCH,
-        is_rare=True,
     )
-    select: str | None = option(
-        "Which match of the REGEX of --objective counts. [default: last]",
-        choices=("last", "first", "min", "max", "mean", "median"),
-        group=SEARCH,
-        is_rare=True,
+    select: str | None = rare_search(
+        "Which of the numbers of --objective counts. [default: steady, the median of a run without its warm-up; last "
+        "for a loss or an accuracy]",
+        choices=("steady", "last", "first", "min", "max", "mean", "median"),
     )
-    n_trials: int | None = option(
-        "Budget of trials. [default: as many as the strategy needs]", at_least=1, metavar="N", group=BUDGET
+    n_trials: int | None = budget(
+        "Budget: trials, and the runs that repeat one to confirm it. [default: as many as the strategy needs]",
+        at_least=1,
+        metavar="N",
     )
-    patience: str = option(
+    patience: str = search(
         "How thorough the search is: quick weighs what it costs against 1 hour of training and confirms nothing, "
         "normal against 8 hours, thorough against the whole training (at least 8 hours), and confirms every gain.",
         "normal",
         choices=("quick", "normal", "thorough"),
-        group=SEARCH,
     )
-    train_hours: float | None = option(
+    train_hours: float | None = budget(
         "How long the training itself will run: the search ends when another trial would cost more than it saves. "
         "[default: by --patience]",
         metavar="H",
-        group=BUDGET,
     )
-    gpu_hours: float | None = option("Budget of GPU time, over all trials.", metavar="H", group=BUDGET)
-    max_hours: float | None = option("End the study after H hours.", metavar="H", group=BUDGET)
-    price: float | None = option(
-        "Price of a GPU-hour, to show what the study costs.", metavar="USD", group=BUDGET, is_rare=True
+    gpu_hours: float | None = budget("Budget of GPU time, over all trials.", metavar="H")
+    max_hours: float | None = budget("End the study after H hours.", metavar="H")
+    price: float | None = rare_budget("Price of a GPU-hour, to show what the study costs.", metavar="USD")
+    max_memory: str | float | None = budget(
+        "The most GPU memory that the best layout may use, e.g. 70GiB.", metavar="SIZE"
     )
-    max_memory: str | float | None = option(
-        "The most GPU memory that the best layout may use, e.g. 70GiB.", metavar="SIZE", group=BUDGET
+    headroom: str | float | None = rare_budget(
+        "GPU memory that the best layout must leave free. [default: 0.2%]", metavar="PCT"
     )
-    headroom: str | float | None = option(
-        "GPU memory that the best layout must leave free. [default: 0.2%]", metavar="PCT", group=BUDGET, is_rare=True
+    confirm: bool = rare_search(
+        "Run the best layout and your own command once more where a gain is in doubt.", True, off="--no-confirm"
     )
-    confirm: bool = option(
-        "Run the best layout and your own command once more where a gain is in doubt.",
-        True,
-        off="--no-confirm",
-        group=SEARCH,
-        is_rare=True,
+    repeats: int = rare_search("Run each point N times.", 1, at_least=1, metavar="N")
+    timeout: float | None = rare_budget("End a trial after S seconds.", metavar="S")
+    timeout_dynamic: bool = rare_budget(
+        "End a trial once it can no longer beat the best one, if time or speed is measured.", False
     )
-    repeats: int = option("Run each point N times.", 1, at_least=1, metavar="N", group=SEARCH, is_rare=True)
-    timeout: float | None = option("End a trial after S seconds.", metavar="S", group=BUDGET, is_rare=True)
-    timeout_dynamic: bool = option(
-        "End a trial once it can no longer beat the best one, if time or speed is measured.",
-        False,
-        group=BUDGET,
-        is_rare=True,
+    timeout_margin: float | None = rare_budget(
+        "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]", metavar="X"
     )
-    timeout_margin: float | None = option(
-        "--timeout-dynamic: the limit, as a multiple of the best trial's duration. [default: 1.5]",
-        metavar="X",
-        group=BUDGET,
-        is_rare=True,
+    early_stop: bool | EarlyStop | None = rare_search(
+        "End a trial once its next iteration costs more than it is worth.", True, off="--no-early-stop"
     )
-    early_stop: bool | EarlyStop | None = option(
-        "End a trial once its next iteration costs more than it is worth.",
-        True,
-        off="--no-early-stop",
-        group=SEARCH,
-        is_rare=True,
-    )
-    early_precision: float | None = option(
+    early_precision: float | None = rare_search(
         "--early-stop: how precisely a value must be known, in percent. [default: as precisely as is worth it]",
         metavar="PCT",
-        group=SEARCH,
-        is_rare=True,
     )
-    whole_steps: bool = option(
-        "Make every step with the whole global batch: no run begins with steps of fewer micro-batches.",
-        False,
-        group=SEARCH,
-        is_rare=True,
+    whole_steps: bool = rare_search(
+        "Make every step with the whole global batch: no run begins with steps of fewer micro-batches.", False
     )
-    baseline: bool = option("Run your own command first.", True, off="--no-baseline", group=SEARCH, is_rare=True)
-    output_dir: Path | str | None = option(
-        "Where studies are kept. [default: zenithtune-out]", metavar="PATH", group=OUTPUT
-    )
-    study_name: str | None = option("The study's name. [default: preset and time]", metavar="NAME", group=OUTPUT)
-    db: str | Path | None = option(
+    baseline: bool = rare_search("Run your own command first.", True, off="--no-baseline")
+    output_dir: Path | str | None = output("Where studies are kept. [default: zenithtune-out]", metavar="PATH")
+    study_name: str | None = output("The study's name. [default: preset and time]", metavar="NAME")
+    db: str | Path | None = rare_output(
         "The study's database, a file or postgresql://... [default: OUTPUT_DIR/studies.db; with a file, its folder is "
         "the default of --output-dir]",
         metavar="PATH|URL",
-        group=OUTPUT,
-        is_rare=True,
     )
-    resume: bool = option("Continue a study: the one named, or else the last one.", False, group=OUTPUT)
-    retry_failed: bool = option(
-        "--resume: run the trials again that ended in an error.", False, group=OUTPUT, is_rare=True
+    resume: bool = output("Continue a study: the one named, or else the last one.", False)
+    retry_failed: bool = rare_output("--resume: run the trials again that ended in an error.", False)
+    runner: str | Runner | None = rare_place(
+        "Where trials run: local, slurm, kubernetes, ray or hostfile. [default: local]", metavar="NAME"
     )
-    runner: str | Runner | None = option(
-        "Where trials run: local, slurm, kubernetes, ray or hostfile. [default: local]",
-        metavar="NAME",
-        group=PLACE,
-        is_rare=True,
+    runner_args: Pairs | None = rare_place("The runner's arguments, e.g. grace_s=10.")
+    slurm: Pairs | None = place("Run each trial as a Slurm job: partition=...,nodes=2,gpus_per_node=8,time=00:20:00")
+    kubernetes: Pairs | None = place(
+        "Run each trial as a TrainJob or Job: manifest=trainjob.yaml,nodes=2,gpus_per_node=8,queue=..."
     )
-    runner_args: Pairs | None = option("The runner's arguments, e.g. grace_s=10.", group=PLACE, is_rare=True)
-    slurm: Pairs | None = option(
-        "Run each trial as a Slurm job: partition=...,nodes=2,gpus_per_node=8,time=00:20:00", group=PLACE
+    ray_address: str | None = rare_place("Run each trial on a Ray cluster: auto, or HOST:PORT.", metavar="ADDRESS")
+    hostfile: str | Path | None = place(
+        "Run trials over the hosts of a file: one line `name slots=8` each.", metavar="PATH"
     )
-    kubernetes: Pairs | None = option(
-        "Run each trial as a TrainJob or Job: manifest=trainjob.yaml,nodes=2,gpus_per_node=8,queue=...", group=PLACE
+    parallel: str | int = place(
+        "How many trials run side by side; auto: as many as there are GPUs for.", "1", metavar="auto|N"
     )
-    ray_address: str | None = option(
-        "Run each trial on a Ray cluster: auto, or HOST:PORT.", metavar="ADDRESS", group=PLACE, is_rare=True
+    gpus_per_trial: int | None = rare_place(
+        "GPUs per node that a trial needs. [default: what the command starts]", at_least=1, metavar="N"
     )
-    hostfile: str | Path | None = option(
-        "Run trials over the hosts of a file: one line `name slots=8` each.", metavar="PATH", group=PLACE
+    nodes_per_trial: int | None = rare_place(
+        "Nodes that a trial needs. [default: what the command starts]", at_least=1, metavar="N"
     )
-    parallel: str | int = option(
-        "How many trials run side by side; auto: as many as there are GPUs for.", "1", metavar="auto|N", group=PLACE
+    max_duplicates: int = rare_search(
+        "Stop random or optuna after N repeated points in a row.", 100, at_least=1, metavar="N"
     )
-    gpus_per_trial: int | None = option(
-        "GPUs per node that a trial needs. [default: what the command starts]",
-        at_least=1,
-        metavar="N",
-        group=PLACE,
-        is_rare=True,
+    max_prunes: int = rare_search(
+        "Stop random or optuna after N pruned points in a row.", 1000, at_least=1, metavar="N"
     )
-    nodes_per_trial: int | None = option(
-        "Nodes that a trial needs. [default: what the command starts]",
-        at_least=1,
-        metavar="N",
-        group=PLACE,
-        is_rare=True,
-    )
-    max_duplicates: int = option(
-        "Stop random or optuna after N repeated points in a row.",
-        100,
-        at_least=1,
-        metavar="N",
-        group=SEARCH,
-        is_rare=True,
-    )
-    max_prunes: int = option(
-        "Stop random or optuna after N pruned points in a row.",
-        1000,
-        at_least=1,
-        metavar="N",
-        group=SEARCH,
-        is_rare=True,
-    )
-    notify: str | None = option(
-        "Post the result to a webhook when the study ends.", metavar="URL", group=OUTPUT, is_rare=True
-    )
-    dump_env: bool = option("Record the environment, with secrets masked.", False, group=OUTPUT, is_rare=True)
+    notify: str | None = rare_output("Post the result to a webhook when the study ends.", metavar="URL")
+    dump_env: bool = rare_output("Record the environment, with secrets masked.", False)
     listener: StudyListener | Callable[[], StudyListener] | None = None
     """What reports the study, or what makes it when the study starts: `StudyListener()` for silence.
 

@@ -33,7 +33,7 @@ class StudyPlace:
             check_text(server, "--db")
         file = _database_file(db) if db and server is None else None
         root = expanded(output_dir) if output_dir else (file.parent if file else DEFAULT_OUTPUT_DIR)
-        name = options.study_name or (_latest_study(root) if options.resume else None) or _new_name(root, stem)
+        name = options.study_name or (_latest_study(root) if options.resume else None) or name_of_now(root, stem)
         folder = StudyFolder(root, name)
         check_text(str(folder.path), "the output folder")
         if server is not None:
@@ -46,14 +46,6 @@ class StudyPlace:
         return cls(folder=folder, database_url=database_url(path), study_name=name)
 
 
-def new_folder(output_dir: str | Path | None, stem: str) -> Path:
-    """Make a folder of its own for something that is no study, named after what it is and when."""
-    root = expanded(output_dir) if output_dir else DEFAULT_OUTPUT_DIR
-    folder = StudyFolder(root, _new_name(root, stem))
-    folder.create()
-    return folder.path
-
-
 def _database_file(db: str | Path) -> Path:
     file = database_path(str(db)) if "://" in str(db) else expanded(db)
     if file is None:
@@ -63,7 +55,7 @@ def _database_file(db: str | Path) -> Path:
     return file
 
 
-def _new_name(root: Path, stem: str) -> str:
+def name_of_now(root: Path, stem: str) -> str:
     """Return a name for now, to the millisecond, because two tuners may start in one second."""
     now = time.time()
     while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from zenith_tune.describe.topology import read_topology
 from zenith_tune.errors import CommandError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator, choose_evaluator, is_objective_name
 from zenith_tune.evaluators.json_lines import PREFIX
+from zenith_tune.evaluators.regex import KNOWN, usual_direction, usual_selector
 from zenith_tune.presets.base import PresetRegistry, TuningPreset, recognised_preset
 from zenith_tune.presets.parts import CompletePreset, completed
 from zenith_tune.presets.recognition import arguments_in
 from zenith_tune.presets.space import SEPARATOR
-from zenith_tune.record.reader import recorded_choices
+from zenith_tune.record.reader import recorded_choices, recorded_evaluator
 from zenith_tune.registry import construct, parse_pairs, typed
 from zenith_tune.runners.base import Runner, named_runner
 from zenith_tune.shell import ParsedCommand
@@ -75,7 +77,7 @@ def _resolved(command: str, options: TuneOptions, words: tuple[str, ...] | None)
         preset_args=preset_args,
         strategy_name=strategy_name,
         strategy=strategy,
-        evaluator=_evaluator(options, preset, args),
+        evaluator=_evaluator(_as_begun(options, place), preset, args),
         place=place,
         resources=needed.given(nodes=options.nodes_per_trial, gpus_per_node=options.gpus_per_trial),
         secrets=tuple(dict.fromkeys([*secrets_of_environment(os.environ), *chain(*map(find_secrets, texts))])),
@@ -132,6 +134,17 @@ def _make_preset(
     return name, known, completed(construct(cls, known, f"preset {name}"))
 
 
+def _as_begun(options: TuneOptions, place: StudyPlace) -> TuneOptions:
+    """Return what counts of a log, and which way is better, as the study began, where the options leave it open."""
+    if not options.resume or options.objective is None or is_objective_name(options.objective):
+        return options
+    *_, selector, direction = ["", "", *recorded_evaluator(place.database_url, place.study_name).split(", ")]
+    if selector not in KNOWN:
+        return options
+    way = direction == Direction.MAXIMIZE if options.maximize is None else options.maximize
+    return replace(options, select=options.select or selector, maximize=way)
+
+
 def _evaluator(options: TuneOptions, preset: TuningPreset, args: Mapping[str, Any]) -> TuningEvaluator:
     """Return the evaluator that is given or named, that of a pattern, or else the preset's own."""
     evaluator, given, objective = options.evaluator, _pairs(options, "evaluator_args"), options.objective
@@ -150,7 +163,8 @@ def _evaluator(options: TuneOptions, preset: TuningPreset, args: Mapping[str, An
     if objective.startswith(PREFIX):
         name, of_pattern = "json", {"key": objective.removeprefix(PREFIX), **of_pattern}
     else:
-        name, of_pattern = "regex", {"pattern": objective, **of_pattern}
+        usual = {"selector": usual_selector(objective), "direction": usual_direction(objective)}
+        name, of_pattern = "regex", {"pattern": objective, **usual, **of_pattern}
     return choose_evaluator(name, of_pattern, None, own=preset.evaluator, defaults=args)
 
 

@@ -271,7 +271,7 @@ class TrialScheduler:
 
     def _exhausted(self) -> TrialExhausted:
         kept = f"; {self._num_reserved} reserved for settings and confirmation" if self._num_reserved else ""
-        return TrialExhausted(f"budget of {count(self._limits.n_trials or 0, 'trial')} used{kept}")
+        return TrialExhausted(f"budget of {count(self._limits.n_trials or 0, 'run')} used{kept}")
 
     def _give_back(self, future: Future[Trial], identity: str) -> None:
         """Forget a trial that the strategy cancelled before it started: at once, so that it can ask for another."""

@@ -226,9 +226,8 @@ class StudySession:
         if not is_fault_of_the_command(trial):
             return
         log_path = self._execution.first_log(TrialFolder(trial.folder or self.config.place.folder.path))
-        self._notifier.noted(f"from {log_path}:")
-        for line in ending_lines(log_path, trial.cause, NUM_SHOWN_LINES):
-            self._notifier.noted(f"  {mask(line, self.config.secrets)}")
+        lines = [mask(line, self.config.secrets) for line in ending_lines(log_path, trial.cause, NUM_SHOWN_LINES)]
+        self._notifier.noted("\n  ".join([f"the end of {log_path}:", *lines]))
         hint = "fix it, or search without it by --no-baseline"
         raise OwnCommandFails(f"your own command fails: {trial.cause}; {hint}")
 

@@ -56,8 +56,8 @@ class TrialLimits:
     def check_number(self) -> None:
         """Raise TrialExhausted where the budget holds no further trial, whatever it is for."""
         num_trials = self.config.limits.n_trials
-        if num_trials is not None and self._study.num_counted >= num_trials:
-            raise TrialExhausted(f"budget of {count(num_trials, 'trial')} used")
+        if num_trials is not None and self._study.num_budgeted >= num_trials:
+            raise TrialExhausted(f"budget of {count(num_trials, 'run')} used")
 
     def check(self, *, keeps: bool) -> None:
         """Raise TrialExhausted where the budget leaves no time for a trial."""

@@ -41,6 +41,19 @@ def test_a_study_is_continued_with_the_options_it_was_started_with(zenithtune: Z
     assert after["options"] == [*OPTIONS, "--n-trials", "4"]
 
 
+def test_what_counts_of_a_log_stays_what_it_was_when_the_study_began(zenithtune: ZenithTune, tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("import sys\nfor n in (9, 1, 2, 1, 7): print('x', n * int(sys.argv[2]), 'it/s')\n")
+    begun = (*("--study-name", "s", "--no-confirm", "--objective", r"x (\S+) it/s"),)
+    command = ("--space", "n=1,2", "--", sys.executable, "t.py", "--n", "1")
+    assert zenithtune("optimize", *begun, "--select", "last", "--minimize", *command).returncode == 0
+    assert study(tmp_path)["evaluator"].endswith("last, minimize")
+    again = zenithtune("optimize", *begun, "--resume", *command)
+    assert again.returncode == 0, again.stderr
+    assert zenithtune("optimize", *begun, "--resume", "--select", "steady", *command).returncode == 2
+    fresh = zenithtune("optimize", *begun[2:], "--study-name", "t", *command)
+    assert fresh.returncode == 0 and study(tmp_path, "t")["evaluator"].endswith("steady, maximize")
+
+
 def test_a_folder_names_a_study_from_anywhere(zenithtune: ZenithTune, tmp_path: Path) -> None:
     started = zenithtune("optimize", *OPTIONS, "--study-name", "s", "--n-trials", "1", "--", *TRAINER)
     assert started.returncode == 0

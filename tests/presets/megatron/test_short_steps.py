@@ -61,10 +61,8 @@ def test_a_lever_with_graphs_has_whole_steps() -> None:
     assert numbers(DENSE, cuda_graphs="transformer_engine") is None
 
 
-def test_experts_need_balanced_routing() -> None:
-    assert numbers(EXPERTS, ep=8) is not None
-    preset = bound(f"{LAUNCH} {EXPERTS}", cluster="h100x8", routing="as-is")
-    assert preset.short_steps({}) is None, "some micro-batches take more memory than others"
+def test_experts_have_whole_steps() -> None:
+    assert numbers(EXPERTS, ep=8) is None, "micro-batches of experts differ too much, also with balanced routing"
 
 
 def test_recipes_of_megatron_bridge_have_whole_steps() -> None:

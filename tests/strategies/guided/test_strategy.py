@@ -100,7 +100,7 @@ def test_the_users_own_command_counts_as_a_trial_of_its_layout() -> None:
     trials = asked(strategy)
     assert dict(known.params) not in trials.points
     findings = strategy.findings()
-    assert findings is not None and findings.rows[0][0] == "base"
+    assert findings is not None and findings.rows[0][0] == "0"
     alone = asked(prepared())
     assert trials.reasons[0] != alone.reasons[0], "the first pick knows of it"
 

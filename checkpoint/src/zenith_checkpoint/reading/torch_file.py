@@ -35,7 +35,7 @@ DESCRIBED = {
 """Packages whose objects are saved with weights in checkpoints."""
 CHUNK_BYTES = 2**20
 HEADER_BYTES = 30
-"""Bytes before the name of an entry of a zip file; the last four are the lengths of that and of what follows."""
+"""The fixed part of the header before a member of a ZIP archive."""
 
 
 class HoldsCodeError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,14 @@ MEASURED = {
 }
 """One H200, plain torch in bfloat16: RADIO-H's blocks, and attention and experts of the example's language model
 (benchmarks/results/h200-mimo-2026-11-17.json). Other GPUs are taken to do as well by their stated peaks."""
+MEASURED_HUGGING_FACE = MEASURED | {
+    LANGUAGE: ModuleRates(
+        forward=PassRate(flops_per_s=600e12, number_s=3.03e-11, layer_s=1.82e-3),
+        backward=PassRate(flops_per_s=633e12, number_s=6.69e-11, layer_s=2.27e-3),
+    )
+}
+"""The same with transformers' own language model, which starts more kernels in each layer: the mean of Llama's and
+Qwen2's layers in that file."""
 ROOM = 0.92
 """The part of a GPU's memory that training may fill."""
 MATRIX_TO_VECTOR = 16
@@ -41,7 +50,14 @@ CPU_LINK = LinkSpec(bytes_per_s=1e9, latency_s=1e-3)
 """Stated, not fitted: messages between processes of one machine."""
 
 
-def gpu_device(cluster: ClusterSpec, given: MimoArguments, *, is_low: bool, is_sharded: bool) -> MimoDevice:
+def gpu_device(
+    cluster: ClusterSpec,
+    given: MimoArguments,
+    *,
+    is_low: bool,
+    is_sharded: bool,
+    measured: Mapping[str, ModuleRates] = MEASURED,
+) -> MimoDevice:
     """Return a cluster's GPU; `is_low` computes in bfloat16, `is_sharded` shares out the optimizer's state."""
     # Without a fast link a node's GPUs reach one another over PCIe.
     domain, fast_link = cluster.fast_domain, cluster.fast_link
@@ -51,7 +67,7 @@ def gpu_device(cluster: ClusterSpec, given: MimoArguments, *, is_low: bool, is_s
     peak = gpu.bf16_flops if is_low else gpu.fp32_flops or gpu.bf16_flops / MATRIX_TO_VECTOR
     return MimoDevice(
         flops_per_s=given.device_flops or peak,
-        rates={} if given.device_flops else _rates(gpu, peak, is_low),
+        rates={} if given.device_flops else _rates(measured, gpu, peak, is_low),
         update_s=UPDATE_BYTES / gpu.memory_bytes_per_s,
         fast_link=fast_link,
         link=cluster.network,
@@ -87,7 +103,7 @@ def _number_sizes(*, is_low: bool, is_sharded: bool) -> dict[str, Any]:
     }
 
 
-def _rates(gpu: GpuSpec, peak: float, is_low: bool) -> dict[str, ModuleRates]:
+def _rates(measured: Mapping[str, ModuleRates], gpu: GpuSpec, peak: float, is_low: bool) -> dict[str, ModuleRates]:
     """Return the rates measured on an H200 as another GPU's stated peaks, and wider numbers, scale them."""
     compute, memory = peak / H200_FLOPS, gpu.memory_bytes_per_s / H200_BYTES_PER_S / (1 if is_low else 2)
 
@@ -96,5 +112,5 @@ def _rates(gpu: GpuSpec, peak: float, is_low: bool) -> dict[str, ModuleRates]:
 
     return {
         name: ModuleRates(forward=scaled(rates.forward), backward=scaled(rates.backward))
-        for name, rates in MEASURED.items()
+        for name, rates in measured.items()
     }

@@ -11,9 +11,9 @@ from zenith_mimo.planning.candidate import MimoCandidate
 from zenith_mimo.planning.config import LANGUAGE, EncoderConfig, LanguageConfig, TransformerConfig
 from zenith_mimo.planning.hugging_face import causal_work, parts_of, vision_work
 from zenith_mimo.planning.job import MimoDevice, MimoJob
-from zenith_mimo.planning.work import ModuleWork, encoder_work, language_work
+from zenith_mimo.planning.work import ModuleRates, ModuleWork, encoder_work, language_work
 from zenith_mimo.preset.command import runs_example
-from zenith_mimo.preset.device import GUESSED_FLOPS, cpu_device, gpu_device
+from zenith_mimo.preset.device import GUESSED_FLOPS, MEASURED, MEASURED_HUGGING_FACE, cpu_device, gpu_device
 from zenith_mimo.preset.job import ARGUMENT, PRESET, MimoArguments, ReadCommand, checked_ranks, read_counts
 from zenith_tune.describe.machine import TIMEOUT_S, listed_gpus, nvidia_smi
 from zenith_tune.describe.megatron.args import MegatronArgs
@@ -56,8 +56,10 @@ def read_runtime(line: ParsedCommand, given: MimoArguments) -> ReadCommand:
     own_ranks = int(own["encoder_ranks"]) + sizes["llm-tp"] * sizes["llm-pp"] * sizes["llm-dp"]
     num_ranks = given.n_gpus or started_gpus(line.text) or own_ranks
     is_sharded = line.has("--use-distributed-optimizer")
-    device, notes = _device(line, num_ranks, given, is_low=line.has("--bf16"), is_sharded=is_sharded)
-    works = _trained(line, *_works(_folders(line), sizes))
+    folders = _folders(line)
+    measured = MEASURED_HUGGING_FACE if LANGUAGE in folders else MEASURED
+    device, notes = _device(line, num_ranks, given, measured, is_low=line.has("--bf16"), is_sharded=is_sharded)
+    works = _trained(line, *_works(folders, sizes))
     by_megatron = args.text("--backend") == "megatron"
     if by_megatron:  # its stages must have the same number of layers
         works = [replace(work, depths=(("the layers", work.num_layers),)) for work in works]
@@ -129,13 +131,20 @@ def _size(sizes: Mapping[str, int], name: str) -> int:
 
 
 def _device(
-    line: ParsedCommand, num_ranks: int, given: MimoArguments, *, is_low: bool, is_sharded: bool
+    line: ParsedCommand,
+    num_ranks: int,
+    given: MimoArguments,
+    measured: Mapping[str, ModuleRates],
+    *,
+    is_low: bool,
+    is_sharded: bool,
 ) -> tuple[MimoDevice, tuple[str, ...]]:
     """Return the hardware of a rank: a GPU of the cluster or of this machine, else a share of its cores; and notes."""
     share = None if given.cluster else cpu_share(line, num_ranks, given.cores)
     if share is None:
         cluster = job_cluster(given.cluster, num_ranks)
-        return gpu_device(cluster, given, is_low=is_low, is_sharded=is_sharded), (f"planned for {cluster.name}",)
+        device = gpu_device(cluster, given, is_low=is_low, is_sharded=is_sharded, measured=measured)
+        return device, (f"planned for {cluster.name}",)
     notes = [] if given.device_flops else [f"the plan guesses {GUESSED_FLOPS:.2g} FLOP/s a rank; trials correct it"]
     if share < 1:
         notes.append(f"the ranks of a host share its cores: the plan counts {share:.2g} of what each rank could use")

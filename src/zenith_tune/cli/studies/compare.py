@@ -28,12 +28,12 @@ def compare(first: str, second: str, **options: Any) -> int:
     \b
     zenithtune compare before-upgrade after-upgrade
     """
+    from zenith_tune.cli.report import study_content
     from zenith_tune.record.source import find_study
     from zenith_tune.report.study_comparison import compared
-    from zenith_tune.report.study_digest import StudyDigest
 
     place = {"db": options["db"], "output_dir": options["output_dir"]}
-    content = compared(*(StudyDigest(find_study(name, **place)).object() for name in (first, second)))
+    content = compared(*(study_content(find_study(name, **place)) for name in (first, second)))
     if options["as_json"]:
         echo_json(content)
         return 0

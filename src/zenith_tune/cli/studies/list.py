@@ -13,7 +13,17 @@ from urllib.parse import quote
 
 import click
 
-from zenith_tune.cli.options import PathType, debug_option, echo_json, json_option, path_option, refuse_file, write_file
+from zenith_tune.cli.options import (
+    PathType,
+    debug_option,
+    echo_json,
+    json_option,
+    path_option,
+    refuse_file,
+    study_place,
+    write_file,
+)
+from zenith_tune.errors import UsageError
 from zenith_tune.units import format_gain, format_value
 
 if TYPE_CHECKING:
@@ -25,20 +35,25 @@ RIGHT = ("trials", "best", "gain")
 
 
 @click.command(name="list", short_help="List the studies of a folder or a database.")
-@click.option("--db", metavar="PATH|URL", help="List those of a database. [default: FOLDER/studies.db]")
+@study_place
 @path_option("--html", help="Also write the list as one HTML page, with links to the pages of the studies.")
 @json_option
 @debug_option
 @click.argument("folder", metavar="[FOLDER]", required=False, type=PathType())
-def list_studies(folder: Path | None, db: str | None, html: Path | None, as_json: bool, **_: Any) -> int:
+def list_studies(
+    folder: Path | None, output_dir: Path | None, db: str | None, html: Path | None, as_json: bool, **_: Any
+) -> int:
     """List all studies: trials, best value, gain over your own command, state, and when it was started.
 
-    FOLDER is where studies are kept [default: zenithtune-out]. The study that was begun last comes first.
+    FOLDER is the same as --output-dir. The study that was begun last comes first.
 
     \b
     zenithtune list
     zenithtune list /shared/zenithtune-out --html studies.html
     """
+    if folder is not None and output_dir is not None:
+        raise UsageError("FOLDER and --output-dir say the same", hint="give one of them")
+    folder = folder or output_dir
     refuse_file(html, "--html")
     from zenith_tune.record.source import studies_in
     from zenith_tune.serve.study_index import listed_study

@@ -13,7 +13,6 @@ from zenith_tune.cli.options import debug_option, study_place
 from zenith_tune.errors import StudyError, UsageError
 
 if TYPE_CHECKING:
-    from zenith_tune.record.source import StudySource
     from zenith_tune.record.view import StudyHeader
 
 
@@ -38,8 +37,9 @@ def resume(study: str | None, options: tuple[str, ...], **place: Any) -> int:
     """
     from zenith_tune.cli.optimize import optimize
     from zenith_tune.record.reader import StudyReader
+    from zenith_tune.record.source import find_study
 
-    source = _found(study, place["db"], place["output_dir"])
+    source = find_study(study, db=place["db"], output_dir=place["output_dir"])
     if not isinstance(source, StudyReader):
         hint = "where it ran, rebuild a lost database by zenithtune recover FOLDER; an import is continued there alone"
         raise StudyError(f"study {source.name!r} is in no database and cannot be continued", hint=hint)
@@ -53,17 +53,6 @@ def resume(study: str | None, options: tuple[str, ...], **place: Any) -> int:
     os.chdir(folder)
     arguments = [*words, *where, "--resume", "--", view.header.command]
     return int(optimize.main(arguments, "zenithtune", standalone_mode=False))
-
-
-def _found(study: str | None, db: str | None, output_dir: Path | None) -> StudySource:
-    from zenith_tune.record.folder import DATABASE_NAME
-    from zenith_tune.record.source import find_study, studies_in
-
-    if study is None:
-        return studies_in(output_dir, db=db)[0]
-    if db is None and (Path(study) / DATABASE_NAME).is_file():
-        return studies_in(Path(study))[0]
-    return find_study(study, db=db, output_dir=output_dir)
 
 
 def _words(header: StudyHeader, more: tuple[str, ...], name: str) -> list[str]:

@@ -53,10 +53,7 @@ def find_version(folders: Iterable[Path]) -> MegatronVersion | None:
 
 def _has_core(folder: Path) -> bool:
     """Return whether Python would import megatron.core from here; a folder without files is no package to it."""
-    try:
-        return any(os.path.lexists(folder / name) for name in (PACKAGE_INFO, PACKAGE_INFO.with_name("__init__.py")))
-    except ValueError:
-        return False
+    return any(os.path.lexists(folder / name) for name in (PACKAGE_INFO, PACKAGE_INFO.with_name("__init__.py")))
 
 
 def read_version(folder: Path) -> MegatronVersion | None:

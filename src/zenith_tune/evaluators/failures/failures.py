@@ -166,6 +166,10 @@ QUOTED = 60
 """How much of an exception's text shows that a cause states it."""
 
 
+_UNDERLINE = re.compile(r"\s*[~^]+\s*")
+_MOST_INDENT = 8
+
+
 def ending_lines(path: Path, cause: str | None, count: int, limit: int = LINE_LENGTH) -> list[str]:
     """Return the last lines of a log, or of the traceback behind the cause: launchers report below it, at length."""
     log = TrialLog(path)
@@ -175,9 +179,15 @@ def ending_lines(path: Path, cause: str | None, count: int, limit: int = LINE_LE
     root = root_cause(text)
     error = first_error(text, root.rank if root else None)
     if error is None or not error.lines or clean_line(error.text)[:QUOTED] not in cause:
-        lines = (clean_line(line, limit) for line in above_report(text).split("\n")[-_MAX_LINES:])
-        return list(filter(None, lines))[-count:]
-    return [clean_line(line, limit) for line in error.lines[-count:]]
+        shown = _quoted(above_report(text).split("\n")[-_MAX_LINES:], limit)
+        return list(filter(None, shown))[-count:]
+    return _quoted(error.lines, limit)[-count:]
+
+
+def _quoted(lines: Iterable[str], limit: int) -> list[str]:
+    """Return lines as they are indented, without those with which Python underlines a part of another."""
+    kept = (line for line in lines if not _UNDERLINE.fullmatch(line))
+    return [" " * min(len(line) - len(line.lstrip(" ")), _MOST_INDENT) + clean_line(line, limit) for line in kept]
 
 
 def hidden_failure(log: str, *, has_value: bool) -> Failure | None:

@@ -33,6 +33,7 @@ from zenith_tune.presets.accelerate.space import Axes, Backend
 from zenith_tune.presets.parts import ImplicitDefault
 from zenith_tune.presets.shared.subject import job_cluster
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import positive_int
 
 if TYPE_CHECKING:
     from zenith_tune.describe.cluster_spec import ClusterSpec
@@ -186,8 +187,7 @@ def _written_recompute(job: AccelerateJob, kind: str) -> tuple[str, int]:
     if kind == NONE:
         return "block", 0
     method = job.settings.word(_METHOD) or "uniform"
-    layers = job.settings.get(_NUM_LAYERS)
-    return method, layers if type(layers) is int and layers > 0 else 1
+    return method, positive_int(job.settings.get(_NUM_LAYERS)) or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from zenith_tune.presets.levers import ASSUMED
 from zenith_tune.presets.shared.config_job import MBS, ConfigJob, ConfigLever
 from zenith_tune.presets.shared.subject import job_model
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import positive_int
 
 MICRO_BATCH, GLOBAL_BATCH = "step_scheduler.local_batch_size", "step_scheduler.global_batch_size"
 STRATEGY, CHECKPOINTING = "distributed.strategy", "distributed.activation_checkpointing"
@@ -45,8 +46,7 @@ class AutomodelJob(ConfigJob):
 
     @property
     def seq_len(self) -> int | None:
-        packed = self.values.get(PACKED)
-        return packed if type(packed) is int and packed > 0 else None
+        return positive_int(self.values.get(PACKED))
 
     def model(self) -> ModelSpec:
         named = self.values.get(MODEL)

@@ -11,10 +11,11 @@ from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UsageError
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import JobFacts, LayoutRule, first_reason
-from zenith_tune.presets.arguments import DEFAULT, FrameworkArguments, chosen_axes
+from zenith_tune.presets.arguments import FrameworkArguments, searched_axes
 from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.levers import LeverDeclaration, LeverPoint, set_levers
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import positive_int
 
 MBS = "mbs"
 
@@ -78,8 +79,7 @@ class ConfigJob(ABC):
 
     def count(self, key: str) -> int:
         """Return a value that is a whole number above 0, or 1."""
-        value = self.values.get(key)
-        return value if type(value) is int and value > 0 else 1
+        return positive_int(self.values.get(key)) or 1
 
 
 J = TypeVar("J", bound=ConfigJob)
@@ -113,10 +113,7 @@ class ConfigSpace(AxisSpace, Generic[J]):
     def of(cls, job: J, search: str, mbs_max: int, **values: Any) -> Self:
         """Return the axes that `search` names; the others stay as they are."""
         choices = {**job.choices(), MBS: (job.micro_batch, *job.micro_batches(mbs_max))}
-        default = tuple(name for name in choices if name not in job.on_request)
-        names = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in choices}})
-        axes = {name: each if name in names else each[:1] for name, each in choices.items()}
-        return cls(job=job, axes=axes, **values)
+        return cls(job=job, axes=searched_axes(search, choices, job.on_request), **values)
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
         return self.job.layout(params)

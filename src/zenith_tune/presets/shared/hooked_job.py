@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from zenith_tune.evaluators.hooked_run import PLAIN, WRAPPER_NAMES, HookedRun
 from zenith_tune.layouts.layout import Layout, divisors
 from zenith_tune.layouts.rules import BATCH, JobFacts
-from zenith_tune.presets.arguments import DEFAULT, FrameworkArguments, chosen_axes
+from zenith_tune.presets.arguments import FrameworkArguments, searched_axes
 from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.levers import ASSUMED, LeverDeclaration, LeverPoint, set_levers
 from zenith_tune.study.parameters import Params, Value
@@ -218,9 +218,7 @@ class HookedSpace(AxisSpace, ABC, Generic[J]):
         sizes = divisors(job.global_batch // job.num_processes) if job.can_resize else [own]
         others = (size for size in sizes if size <= mbs_max and size != own and job.can_train(size))
         choices = {MBS: (own, *others), **cls.choices(job)}
-        default = tuple(name for name in choices if name not in cls.on_request(job))
-        names = chosen_axes(search, {DEFAULT: default, **{name: (name,) for name in choices}})
-        axes = {name: values if name in names else values[:1] for name, values in choices.items()}
+        axes = searched_axes(search, choices, cls.on_request(job))
         if len(axes[cls.sharding_axis]) < 2:
             del axes[cls.sharding_axis]
         return cls(job=job, axes=axes)

@@ -11,7 +11,7 @@ from zenith_tune.describe.config_spec import model_spec_from_config
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec, TracedLayers
 from zenith_tune.errors import ModelConfigError, UsageError
-from zenith_tune.units import count, format_params
+from zenith_tune.units import count, format_params, positive_int
 
 SAME_SIZE = 0.01
 """A config whose parameters differ by a larger share from those of the module describes another model."""
@@ -182,8 +182,7 @@ def model_notes(live: LiveModel | None, before: PlanSubject | UsageError, after:
 
 
 def _whole(report: Mapping[str, Any], key: str) -> int:
-    value = report.get(key)
-    return value if type(value) is int and value > 0 else 0
+    return positive_int(report.get(key)) or 0
 
 
 def _shape(report: Mapping[str, Any]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from zenith_tune.presets.torchtitan.dialect import AC_MODE, FIRST, MODULE, TOKEN
 from zenith_tune.presets.torchtitan.log import TitanRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.scripts.runs import ProgramRun
+from zenith_tune.units import positive_int
 
 REPLICATE = "parallelism.data_parallel_replicate_degree"
 SHARD = "parallelism.data_parallel_shard_degree"
@@ -101,8 +102,7 @@ class TitanJob:
 
     def count(self, name: str) -> int:
         """Return a setting that is a number above 0, or 1."""
-        value = self.own(name)
-        return value if type(value) is int and value > 0 else 1
+        return positive_int(self.own(name)) or 1
 
     def size(self, name: str) -> int:
         return self.count(SIZES[name])
@@ -142,10 +142,9 @@ class TitanJob:
     @property
     def global_batch(self) -> int:
         """Samples of a step, which no trial changes."""
-        own = self.own(self.dialect.global_batch)
         if self.given.gbs:
             return self.given.gbs
-        if type(own) is int and own > 0:
+        if own := positive_int(self.own(self.dialect.global_batch)):
             return self._samples(own, self.dialect.global_batch) if self.dialect.counts_tokens else own
         return self.rank_batch * self.batch_ranks
 

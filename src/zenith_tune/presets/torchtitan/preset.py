@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zenith_tune.describe.job_spec import JobSpec, PlanSubject
+from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.describe.model_spec import ModelSpec
 from zenith_tune.errors import UnknownNameError, UsageError
 from zenith_tune.evaluators.base import TuningEvaluator
@@ -13,7 +13,7 @@ from zenith_tune.presets.base import PresetRegistry
 from zenith_tune.presets.framework_preset import FrameworkPreset
 from zenith_tune.presets.levers import Lever
 from zenith_tune.presets.shared.launched_gpus import run_resources
-from zenith_tune.presets.shared.subject import LookedUp, job_model, seen_cluster
+from zenith_tune.presets.shared.subject import LookedUp, job_model
 from zenith_tune.presets.torchtitan.command import PRESET, titan_run, with_settings
 from zenith_tune.presets.torchtitan.evaluator import TorchTitanEvaluator
 from zenith_tune.presets.torchtitan.job import PRECISION, STEPS, TitanArguments, TitanJob, live_job, read_job
@@ -24,6 +24,7 @@ from zenith_tune.presets.torchtitan.space import FSDP, TitanSpace
 from zenith_tune.registry import keywords_of
 from zenith_tune.study.parameters import Params, Value
 from zenith_tune.study.resources import Resources
+from zenith_tune.units import positive_int
 
 LOG_FREQUENCY = "metrics.log_freq"
 
@@ -41,8 +42,7 @@ def job_notes(space: TitanSpace, steps: int) -> list[str]:
     searched = [name for name, choices in space.axes.items() if len(choices) > 1]
     what = f"{job.num_gpus} GPUs, sequence {job.seq_len}, batch {job.global_batch}"
     notes.append(f"read by the dialect of {job.dialect.name}: {what}; searched: {', '.join(searched) or 'nothing'}")
-    own = job.own(job.dialect.global_batch)
-    if not (type(own) is int and own > 0):
+    if not positive_int(job.own(job.dialect.global_batch)):
         notes.append(f"{job.dialect.global_batch} is not set, so that layouts would change the batch: trials set it")
     if job.splits_itself:
         notes.append("pp is not searched: the pipeline is cut by hand")
@@ -118,8 +118,7 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
         return self._space.own_point() if self._space.job.is_known else None
 
     def train_steps(self, command: str) -> int | None:
-        steps = self._space.job.own(STEPS)
-        return steps if type(steps) is int and steps > 0 else None
+        return positive_int(self._space.job.own(STEPS))
 
     def apply_parameters(self, command: str, params: Mapping[str, Value]) -> str:
         return with_settings(command, self._space.job.dialect, self._space.written(params))
@@ -159,15 +158,13 @@ class TorchTitanPreset(FrameworkPreset[TitanSpace, TitanArguments]):
 
     def _looked_up(self) -> PlanSubject:
         # Not at the top: the catalogs are loaded only where a plan is made.
-        from zenith_tune.describe.framework_spec import load_framework, titan_framework
+        from zenith_tune.describe.framework_spec import titan_framework
 
         job, model = self._space.job, self._model.required()
         if not job.is_known:
             raise UsageError("the settings are seen when your own command runs", hint="run the baseline")
         framework = titan_framework(job.compiles, job.num_gpus == 1)
         precision = "fp32" if job.own(PRECISION) == "float32" else "bf16"
-        return PlanSubject(
-            model=model,
-            cluster=seen_cluster(self._given.cluster, job.num_gpus, self._given.topology, job.gpu),
-            job=JobSpec(seq_len=job.seq_len, framework=load_framework(framework), precision=precision),
+        return self._planned_job(
+            model, framework, num_gpus=job.num_gpus, seq_len=job.seq_len, precision=precision, gpu=job.gpu
         )

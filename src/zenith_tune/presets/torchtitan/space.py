@@ -23,7 +23,7 @@ from zenith_tune.layouts.rules import (
     first_reason,
     rule_of,
 )
-from zenith_tune.presets.arguments import DEFAULT, chosen_axes
+from zenith_tune.presets.arguments import searched_axes
 from zenith_tune.presets.framework_preset import AxisSpace
 from zenith_tune.presets.levers import set_levers
 from zenith_tune.presets.shared.config_job import facts_of
@@ -119,13 +119,9 @@ class TitanSpace(AxisSpace):
     @classmethod
     def of(cls, job: TitanJob, model: ModelSpec | None, search: str, mbs_max: int) -> Self:
         """Return the axes that `search` names; the others stay as they are."""
-        named = chosen_axes(search, {DEFAULT: _usual(job, model), **{name: (name,) for name in AXES}})
         facts = facts_of(model, job.seq_len)
-        axes: dict[str, tuple[Value, ...]] = {}
         choices = _choices(job, facts, mbs_max, has_split="schedule" in search.split("+"))
-        for name, (own, others) in choices.items():
-            axes[name] = (own, *(each for each in others if each != own)) if name in named else (own,)
-        return cls(job=job, axes=axes, facts=facts)
+        return cls(job=job, axes=searched_axes(search, choices, _on_request(job, model)), facts=facts)
 
     def own_point(self) -> Params | None:
         """Return the point that the job itself stands for; None where a trial of it would run another way."""
@@ -232,18 +228,14 @@ def _zero(shard: str, pp: int) -> int:
     return 1 if pp > 1 else 2 if shard == KEPT else 3
 
 
-def _usual(job: TitanJob, model: ModelSpec | None) -> tuple[str, ...]:
-    left_out = set()
-    if job.seq_len < LONG_SEQUENCE and job.size("cp") == 1:
-        left_out.add("cp")
-    if not job.dialect.has_experts or (model is not None and not model.num_experts):
-        left_out.add("ep")
-    return tuple(name for name in AXES if name not in left_out)
+def _on_request(job: TitanJob, model: ModelSpec | None) -> list[str]:
+    is_short = job.seq_len < LONG_SEQUENCE and job.size("cp") == 1
+    is_dense = not job.dialect.has_experts or (model is not None and not model.num_experts)
+    return [name for name, is_rare in (("cp", is_short), ("ep", is_dense)) if is_rare]
 
 
-def _choices(
-    job: TitanJob, facts: JobFacts, mbs_max: int, *, has_split: bool
-) -> dict[str, tuple[Value, tuple[Value, ...]]]:
+def _choices(job: TitanJob, facts: JobFacts, mbs_max: int, *, has_split: bool) -> dict[str, tuple[Value, ...]]:
+    """Return each axis with the job's own value first."""
     num_gpus = job.num_gpus
     found: dict[str, tuple[Value, tuple[Value, ...]]] = {}
     for name in SIZES:
@@ -259,7 +251,7 @@ def _choices(
     found["shard"] = (own_shard, () if num_gpus == 1 else (FSDP, KEPT, *(() if job.replicas > 1 else (DDP,))))
     found["mbs"] = (job.micro_batch, tuple(size for size in divisors(job.global_batch) if size <= mbs_max))
     found["ac"] = (str(job.own(AC_MODE)), ("none", "selective", "full"))
-    return {name: found[name] for name in AXES}
+    return {name: tuple(dict.fromkeys((found[name][0], *found[name][1]))) for name in AXES}
 
 
 def _goes_alone(name: str, size: int, num_gpus: int, facts: JobFacts) -> bool:

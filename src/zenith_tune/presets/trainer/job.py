@@ -30,6 +30,7 @@ from zenith_tune.presets.trainer.log import LiveTrainer, TrainerRun
 from zenith_tune.shell import ParsedCommand
 from zenith_tune.shell.rank_launcher import last_option
 from zenith_tune.study.parameters import Value
+from zenith_tune.units import positive_int
 
 DEFAULTS: dict[str, Value] = {MICRO_BATCH: 8, ACCUMULATION: 1, CHECKPOINTING: False}
 """Those of TrainingArguments."""
@@ -151,8 +152,7 @@ class TrainerJob(HookedJob):
         return {name: value for name, value in values.items() if self.carrier(name) is carrier}
 
     def _whole(self, name: str) -> int:
-        value = self.arguments.get(name)
-        return value if type(value) is int and value > 0 else int(DEFAULTS[name])
+        return positive_int(self.arguments.get(name)) or int(DEFAULTS[name])
 
 
 def read_job(command: str, given: HookedArguments, dialect: Dialect | None = None) -> TrainerJob:

@@ -24,6 +24,7 @@ from zenith_tune.presets.trainer.command import (
 )
 from zenith_tune.study.parameters import Value
 from zenith_tune.study.trial import CONFIRMED_ON
+from zenith_tune.units import positive_int
 
 SAMPLE_PACKING = "sample_packing"
 """An argument of Axolotl's Trainer: a row may hold the samples of a whole micro-batch, end to end."""
@@ -61,20 +62,20 @@ class LiveTrainer:
         return cls(
             kind=str(event.get("class")),
             arguments=arguments,
-            world=_count(event.get("world")) or 1,
-            gpus_of_process=_count(event.get("gpus_of_process")),
+            world=positive_int(event.get("world")) or 1,
+            gpus_of_process=positive_int(event.get("gpus_of_process")) or 0,
             read_from=str(event.get("read_from") or ""),
             is_checkpointing=event.get("checkpointing") is True,
             attention=event["attention"] if isinstance(event.get("attention"), str) else None,
             packages=frozenset(map(str, packages)) if isinstance(packages, list) else frozenset(),
             release=(int(found[1]), int(found[2])) if (found := _RELEASE.match(str(event.get("version")))) else (0, 0),
-            compute=_count(event.get("compute")),
+            compute=positive_int(event.get("compute")) or 0,
         )
 
     @property
     def micro_batch(self) -> int | None:
         """Samples per pass and rank."""
-        return _count(self.arguments.get(MICRO_BATCH)) or None
+        return positive_int(self.arguments.get(MICRO_BATCH))
 
     @property
     def checkpoints(self) -> bool:
@@ -84,14 +85,14 @@ class LiveTrainer:
     @property
     def batch(self) -> int | None:
         """Samples of an update over all ranks."""
-        accumulation = _count(self.arguments.get(ACCUMULATION)) or 1
+        accumulation = positive_int(self.arguments.get(ACCUMULATION)) or 1
         return self.micro_batch * accumulation * self.world if self.micro_batch else None
 
     @property
     def updates_per_generation(self) -> int:
         """Updates that train on the samples that are generated at once; 1 where none are."""
-        num_generated = _count(self.arguments.get(GENERATION_BATCH))
-        times = _count(self.arguments.get(NUM_ITERATIONS)) or 1
+        num_generated = positive_int(self.arguments.get(GENERATION_BATCH)) or 0
+        times = positive_int(self.arguments.get(NUM_ITERATIONS)) or 1
         return max(num_generated * times // (self.batch or 1), 1)
 
     def fault(self, asked: Mapping[str, Value]) -> str | None:
@@ -124,12 +125,12 @@ class LongestBatch:
         if event.get("event") != "longest":
             return None
         return cls(
-            num_updates=_count(event.get("updates")),
+            num_updates=positive_int(event.get("updates")) or 0,
             problem=str(event.get("problem") or ""),
-            num_samples=_count(event.get("samples")),
-            length=_count(event.get("length")),
-            shortest=_count(event.get("shortest")),
-            num_looked_at=_count(event.get("looked_at")),
+            num_samples=positive_int(event.get("samples")) or 0,
+            length=positive_int(event.get("length")) or 0,
+            shortest=positive_int(event.get("shortest")) or 0,
+            num_looked_at=positive_int(event.get("looked_at")) or 0,
         )
 
     def extra(self) -> dict[str, Value]:
@@ -229,7 +230,3 @@ def _counted(step: HookedStep, trainer: LiveTrainer | None) -> HookedStep:
     if step.samples is not None and not any(trainer.arguments.get(name) for name in (SAMPLE_PACKING, GENERATION_BATCH)):
         return step
     return replace(step, samples=trainer.micro_batch * trainer.world * step.passes or None)
-
-
-def _count(value: object) -> int:
-    return value if type(value) is int and value > 0 else 0

@@ -115,10 +115,12 @@ class RunningTrials(StudyListener):
 
     def name_of(self, number: int) -> str:
         """Return what a trial that runs is called: of one that repeats another, all that is known is its label."""
-        label = self.labels.get(number, "")
+        label, own = self.labels.get(number, ""), self.study.own_runs if self.study is not None else []
+        if label.startswith(YOUR_COMMAND) and self.study is not None and own:
+            return f"{self.study.name_of(own[-1])}'"
         first = next((each for each, known in self.labels.items() if known + AGAIN == label), None)
         times = sum(known == label for each, known in self.labels.items() if each <= number)
-        return "base" if label.startswith(YOUR_COMMAND) else str(number) if first is None else f"{first}" + "'" * times
+        return str(number) if first is None else f"{first}" + "'" * times
 
     def how_far(self) -> list[str]:
         """Return how far the study is, how long it still takes, and what it has spent of a budget."""

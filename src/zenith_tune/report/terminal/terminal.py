@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,14 @@ from zenith_tune.study.trial import YOUR_COMMAND, Outcome, Trial
 from zenith_tune.study.trial_log import printable
 from zenith_tune.study.verdict import NEARLY_FULL, Verdict
 from zenith_tune.tuning.events import StudyEnd, StudyListener, StudyPlan
-from zenith_tune.units import GIB, count, format_bytes, format_value
+from zenith_tune.units import GIB, format_bytes, format_seconds, format_value
 
 MAX_ROWS = 20
 """Of more trials the table at the end has the best ones."""
 MAX_LABEL, MIN_LABEL = 44, 16
-COLUMNS = 38
+COLUMNS = 39
 """Characters of a row besides the layout."""
+CAUSE_INDENT = 8
 SHORT = 12
 """Characters of a layout that is repeated in front of what a trial adds to it."""
 MARGIN = 6
@@ -63,6 +65,18 @@ def _why_lost(study: Study) -> str | None:
     return f"trial {study.name_of(most)} measured more, but {why or 'not by more than the noise'}"
 
 
+LEAST_PHASE = 0.03
+"""Least share of a step of a phase that is printed."""
+
+
+def _phases(study: Study) -> str:
+    """Return the time of each phase in a step of the own command and of the best; empty where a log has none."""
+    own, best = (run.phases if run is not None else {} for run in (study.baseline, study.best))
+    least = LEAST_PHASE * sum(own.values())
+    shown = [name for name in own if own[name] >= least and name in best]
+    return ", ".join(f"{name} {format_seconds(own[name])} -> {format_seconds(best[name])}" for name in shown)
+
+
 class TerminalReporter(ConsoleReporter):
     """A listener that prints each trial as it ends and the gain at the end; on a terminal the table is live."""
 
@@ -82,8 +96,8 @@ class TerminalReporter(ConsoleReporter):
             self.noted(line)
         self._own_label = plan.own_label
         if plan.study.runs:
-            self.noted(f"resumed: {count(len(plan.study.runs), 'finished run')} kept")
-            for trial in plan.study.runs:
+            self.noted(f"resumed: {plan.study.what_ran} kept")
+            for trial in sorted(plan.study.runs, key=lambda trial: trial.number):
                 label = YOUR_COMMAND + trial.mark if trial.is_baseline else self.labels.get(trial.number, "")
                 self.trial_finished(trial, label, plan.study)
         self._start_live()
@@ -106,7 +120,8 @@ class TerminalReporter(ConsoleReporter):
         fastest, was_live = end.study.fastest, self._stop_live()
         if was_live:
             self._leave_out_the_slow(end.study)
-        self._print_rows(fastest if was_live else None)
+        if any(row.trial.ok or not row.trial.is_baseline for row in self._rows):
+            self._print_rows(fastest if was_live else None)
         self._say("")
         for line in self._closing(end, names_best=not was_live):
             self._say(line)
@@ -114,7 +129,7 @@ class TerminalReporter(ConsoleReporter):
     def rows(self) -> list[Text]:
         """Return what was found so far: what is searched, the head, and each trial that ended."""
         best = self.study.fastest if self.study is not None else None
-        return [*self._head(), *(self._row(row, best) for row in self._rows)]
+        return [*self._head(), *(line for row in self._rows for line in self._row(row, best))]
 
     def _head(self) -> list[Text]:
         unit = next((row.trial.unit for row in self._rows if row.trial.unit), "value")
@@ -126,22 +141,24 @@ class TerminalReporter(ConsoleReporter):
         """Return the trials that run, and how far the study is."""
         rows = []
         for running in list(self.running.values()):
-            is_own = running.label.startswith(YOUR_COMMAND)
-            cells = self._cells("", "0" if is_own else running.name, self._label(running.label, {}), [])
+            cells = self._cells("", running.name, self._label(running.label, {}), [])
             rows.append(Text(f"{cells}  {running.progress}", style="cyan"))
         return [*rows, Text(f"{self.bar()} {', '.join(self.how_far())}".strip(), style="dim")]
 
     def _closing(self, end: StudyEnd, *, names_best: bool) -> list[str]:
         """Return the lines under the table: the gain, what changed, what to run, where the page is, what comes next."""
         verdict, study = end.verdict or Verdict(sentence=""), end.study
-        lines = [verdict.headline]
-        if end.reason is not EndReason.DONE:
-            lines.append(f"stopped: {end.why}")
+        if end.reason is EndReason.FAILED and not study.trials:
+            lines = [f"nothing was tuned: {end.why}"]
+        else:
+            lines = [verdict.headline, *([] if end.reason is EndReason.DONE else [f"stopped: {end.why}"])]
         is_gain = study.best is not None and study.fastest is study.best
         if names_best and study.best is not None and is_gain and verdict.low is not None:
             lines.append(_named("best", f"trial {study.number_of(study.best)}"))
         if verdict.changes and is_gain:
             lines.append(_named("changed", changes_text(verdict.changes)))
+        if is_gain and (phases := _phases(study)):
+            lines.append(_named("phases", phases))
         safer = verdict.safer
         if safer is not None and (verdict.memory_share or 0.0) >= NEARLY_FULL:
             less = f"trial {safer.number} is {safer.speedup:.2f}x at {format_bytes(safer.memory_bytes)}"
@@ -181,31 +198,35 @@ class TerminalReporter(ConsoleReporter):
         if self._live is not None or (self._outlook is None and not self._rows):
             return
         head = self._head() if self._rows and not self._num_printed else []
-        for line in (*head, *(self._row(row, best) for row in self._rows[self._num_printed :])):
+        for line in (*head, *(line for row in self._rows[self._num_printed :] for line in self._row(row, best))):
             self._console.print(line, soft_wrap=True)
         self._num_printed = len(self._rows)
 
-    def _row(self, row: Row, best: Trial | None) -> Text:
+    def _row(self, row: Row, best: Trial | None) -> list[Text]:
+        """Return the line of a trial; why one failed continues below where there is no room behind it."""
         trial, study = row.trial, self.study
         assert study is not None
-        times = sum(run.is_rerun and run.number <= trial.number for run in study.own_runs)
-        name = "0" + "'" * times if trial.is_baseline else study.name_of(trial)
+        name = study.name_of(trial)
         mark, style = ("*", "bold") if trial is best and not trial.is_baseline else ("", "")
         if trial.value is None:
-            room = max(self._console.width - self._label_width - 8, MIN_LABEL)
-            return Text(f"{self._cells(mark, name, row.label, [])}  {cut(failure_text(trial), room)}", style="red")
+            cells, why = self._cells(mark, name, row.label, []), failure_text(trial)
+            if len(cells) + 2 + len(why) <= self._console.width:
+                return [Text(f"{cells}  {why}", style="red")]
+            kind, _, cause = why.partition(": ")
+            indent = " " * CAUSE_INDENT
+            below = textwrap.wrap(cause, self._console.width, initial_indent=indent, subsequent_indent=indent)
+            return [Text(line, style="red") for line in (f"{cells}  {kind}", *below)]
         gain = study.row_gain(trial)
         shown = "" if gain is None or trial.is_baseline else gain_text(gain)
         memory = f"{trial.peak_memory_bytes / GIB:.0f} GiB" if trial.peak_memory_bytes else ""
-        return Text(
-            self._cells(mark, name, row.label, [format_value(trial.value), shown, memory]).rstrip(), style=style
-        )
+        cells = self._cells(mark, name, row.label, [format_value(trial.value), shown, memory])
+        return [Text(cells.rstrip(), style=style)]
 
     def _cells(self, mark: str, name: str, label: str, values: Sequence[str]) -> str:
         width = self._label_width
         widths = (12, 6, 8)
         cells = "".join(f"  {value:>{size}}" for value, size in zip(values, widths, strict=False))
-        return f"{mark:1}{name:>3}  {cut(printable(label), width):<{width}}{cells}"
+        return f"{mark:1}{name:>4}  {cut(printable(label), width):<{width}}{cells}"
 
     @property
     def _label_width(self) -> int:

@@ -81,7 +81,7 @@ class VerboseReporter(ConsoleReporter):
         for note in (*plan.warnings, *plan.notes):
             self.noted(note)
         if plan.num_finished:
-            self.noted(f"resumed: {count(plan.num_finished, 'finished trial')} kept; {self.status()}")
+            self.noted(f"resumed: {plan.study.what_ran} kept; {self.status()}")
         self._start_live()
 
     def trial_started(self, number: int, label: str, log_path: Path, limit_s: float | None, why: str = "") -> None:
@@ -164,9 +164,7 @@ class VerboseReporter(ConsoleReporter):
         extra = f"; {count(study.num_pruned, 'point')} pruned" if study.num_pruned else ""
         extra += f"; {count(study.num_repeated, 'repeated point')} from the record" if study.num_repeated else ""
         shown = f" (the best {MAX_ROWS // 2} shown)" if len(study.trials) > MAX_ROWS else ""
-        num_again = len(study.trials) - study.num_searched
-        shown += f" and {count(num_again, 'repeated run')}" if num_again else ""
-        self._say(f"{count(study.num_searched, 'trial')}{shown}: {counts or 'none finished'}{extra}")
+        self._say(f"{study.what_ran}{shown}: {counts or 'none finished'}{extra}")
         if over := [trial for trial in study.trials if trial.ok and not study.is_within_limit(trial)]:
             limit = format_bytes(study.memory_limit_bytes or 0)
             names = ", ".join(study.name_of(trial) for trial in over[:MAX_NAMED]) + ", ..." * (len(over) > MAX_NAMED)

@@ -69,7 +69,7 @@ function drawBar() {
 function paceWords() {
   if (typeof data.max_trials !== "number") return "";
   const left = data.time_left_s ? ` · at most ${clock(data.time_left_s)} left` : "";
-  return `${data.num_searched} of at most ${data.max_trials} trials${left}`;
+  return `${data.num_budgeted} of at most ${data.max_trials} runs${left}`;
 }
 
 // A row stays the same element for as long as its trial runs, so that its button keeps the focus.

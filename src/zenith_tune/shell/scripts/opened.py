@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import itertools
 import os
 import re
 import shlex
@@ -14,7 +16,7 @@ from typing import NamedTuple
 from zenith_tune.errors import CommandError
 from zenith_tune.shell.launcher_catalog import LAUNCHERS, SHELLS, STARTERS, TRAINERS
 from zenith_tune.shell.launchers import EVALUATED, PYTHON
-from zenith_tune.shell.lexer import Redirection, Word, lex
+from zenith_tune.shell.lexer import CONTROL_FLOW, Redirection, Word, lex
 from zenith_tune.shell.options import Splice, apply_splices, deletion
 from zenith_tune.shell.parsed_command import ParsedCommand, script_text
 from zenith_tune.shell.scripts.interpreter import REST, ShellVariables
@@ -54,6 +56,12 @@ RECIPE_LINE = (
     'exec {shell} "${{@:1:$#-1}}" "$new"'
 )
 """What runs a line of a recipe, with the training command taken from its argument."""
+OPENED = "zenithtune_command=$1"
+"""The begin of the text of a script whose training command is an argument."""
+OF_A_TEXT = re.compile(r"-[a-z]*c")
+TAKEN_OUT = f"{OPENED} zenithtune_text=1"
+TAKEN_OUT_OF_ALL = f"{TAKEN_OUT} zenithtune_all=1"
+"""The begin of a text of which the training command was taken out: that of a shell's `-c`, or a whole command."""
 NAMED = re.compile(r"\$\{?#?([A-Za-z_]\w*|[0-9@*#])", re.ASCII)
 
 
@@ -65,6 +73,12 @@ def opened_script(command: str) -> str:
     """
     if (recipe := _with_recipe_opened(command)) is not None:
         return recipe
+    try:
+        ParsedCommand.of(command).target  # noqa: B018
+    except CommandError:
+        with contextlib.suppress(CommandError):
+            return _with_text_opened(command)
+        raise
     for _ in range(3):  # a script may start another
         target = ParsedCommand.of(command).target
         if not target.by_shell:
@@ -73,20 +87,56 @@ def opened_script(command: str) -> str:
     return command
 
 
+def _with_text_opened(command: str) -> str:
+    """Return the text of a shell's `-c`, or a command of several lines, with its training command as an argument."""
+    first, *more = ParsedCommand.of(command).commands
+    words = [] if more or first.redirections else first.words
+    if len(words) > 2 and _name(words[0].value) in SHELLS and OF_A_TEXT.fullmatch(words[1].value):
+        start, text, mark = command[words[0].start : words[2].start], words[2].value, TAKEN_OUT
+        arguments = [text_of(command, word) for word in words[3:]]
+    else:
+        start, text, mark, arguments = "bash -c ", command, TAKEN_OUT_OF_ALL, []
+    if not any(each.words and each.words[0].value in CONTROL_FLOW for each in ParsedCommand.of(text).commands):
+        raise CommandError("the text must have control flow, to be changed")
+    body, line = _taken_out(command, "the text", text)
+    name, *given = arguments or ["bash"]
+    prefix = f"{mark}; set -- {' '.join(given)}".rstrip() + "\n"
+    return f"{start}{shlex.quote(prefix + body)} {name} {shlex.quote(line)}"
+
+
+def with_text_closed(command: str) -> str:
+    """Return a text whose training command was taken out with that command in its place; others as they are."""
+    words = ParsedCommand.of(command).commands[0].words if TAKEN_OUT in command else ()
+    at = next((place for place, word in enumerate(words) if word.value.startswith(TAKEN_OUT)), None)
+    if at is None or len(words) < at + 3:
+        return command
+    prefix, _, body = words[at].value.partition("\n")
+    text = body.replace(EVALUATED, words[at + 2].value)
+    if prefix.startswith(TAKEN_OUT_OF_ALL):
+        return text
+    given = prefix.partition("; set --")[2].strip()
+    arguments = f" {text_of(command, words[at + 1])} {given}" if given else ""
+    return f"{command[: words[at].start]}{shlex.quote(text)}{arguments}"
+
+
+def _taken_out(command: str, script: str, text: str) -> tuple[str, str]:
+    """Return the text of a script without its training command, and that command."""
+    written = _training_command(command, script, text)
+    start, end = written[0][0].start, written[-1][0].end
+    if any(isinstance(each, Redirection) and start < each.start < end for each in lex(text)):
+        raise CommandError(f"{script} has a redirection among the words of its training command")
+    return text[:start] + EVALUATED + text[end:], " ".join(out for _, outs in written for out in outs)
+
+
 def _with_script_opened(command: str) -> str:
     target = ParsedCommand.of(command).target
     script, arguments = target.words[target.first - 1], target.words[target.first :]
     text = script_text(script.value) if script.is_static and not target.changes_folder else ""
     if not text or len(text) > MOST_CHARACTERS:
         raise CommandError(f"{script.value} must be a script of at most {MOST_CHARACTERS:,} characters, to be changed")
-    written = _training_command(command, script.value, text)
-    start, end = written[0][0].start, written[-1][0].end
-    if any(isinstance(each, Redirection) and start < each.start < end for each in lex(text)):
-        raise CommandError(f"{script.value} has a redirection among the words of its training command")
-    line = " ".join(out for _, outs in written for out in outs)
+    body, line = _taken_out(command, script.value, text)
     given = " ".join(text_of(target.text, word) for word in arguments)
-    body = text[:start] + EVALUATED + text[end:]
-    prefix = f"zenithtune_command=$1; set -- {given}".rstrip() + "\n"
+    prefix = f"{OPENED}; set -- {given}".rstrip() + "\n"
     opened = f"-c {shlex.quote(prefix + OWN_PLACE.sub('$0', body))} {text_of(target.text, script)} {shlex.quote(line)}"
     before = _name(target.words[target.first - 2].value) if target.first > 1 else ""
     shell = "" if before in SHELLS or before.startswith("-") else f"{_shell_of(text)} "
@@ -146,8 +196,8 @@ def _listed(command: str) -> str:
 
 def training_line(command: str) -> str:
     """Return the training command of an opened script, and any other command as it is."""
-    target = ParsedCommand.of(command).found_target
-    return target.text if target is not None and target.layers and EVALUATED in command else command
+    target = ParsedCommand.of(command).found_target if EVALUATED in command else None
+    return target.text if target is not None and target.layers else command
 
 
 class ScriptChange(NamedTuple):
@@ -184,6 +234,23 @@ def changed_script(own: str, changed: str) -> ScriptChange | None:
         return None
     after = apply_splices(text, list(_changes(text, written, new)))
     return ScriptChange(path, text, after) if after != text else None
+
+
+def with_script(changed: str, script: ScriptChange) -> str:
+    """Return a command of an opened script as one that runs the changed script's text, as the user would read it."""
+    words = ParsedCommand.of(changed).commands[0].words
+    at = next((place for place, word in enumerate(words) if word.value.startswith(OPENED)), None)
+    if at is None or len(words) < at + 3:
+        return changed
+    body = OWN_PLACE.sub("$0", script.after).rstrip("\n")
+    end = next(name for name in _names_besides("SCRIPT") if name not in body.splitlines())
+    given = words[at].value.partition("\n")[0].partition("set --")[2].strip()
+    text = f"\"$(cat <<'{end}'\n{body}\n{end}\n)\" {text_of(changed, words[at + 1])} {given}".rstrip()
+    return f"{changed[: words[at].start]}{text}{changed[words[at + 2].end :]}"
+
+
+def _names_besides(name: str) -> Iterator[str]:
+    return (name + "_" * number for number in itertools.count())
 
 
 def _changes(text: str, written: Sequence[tuple[Word, list[str]]], new: list[str]) -> Iterator[Splice]:
@@ -273,9 +340,12 @@ def _name(word: str) -> str:
 def _written_out(word: Word, variables: ShellVariables) -> list[str] | None:
     """Return the words that the script's variables make of one; None where they set nothing in it, or it is unsure."""
     names = set(NAMED.findall(word.value))
-    is_set = any(name in variables.values or (not name[0].isalpha() and name[0] != "_") for name in names)
+    # The arguments of a script are followed, those of a text of `-c` are not.
+    is_set = any(name in variables.values or (variables.name and not re.match("[A-Za-z_]", name)) for name in names)
     if word.is_static or not is_set or names & (variables.unsure | variables.extended):
         return None
+    if any(variables.values.get(name) == [""] for name in names) and not ONE_EXPANSION.fullmatch(word.value):
+        return None  # where it runs it may have a value: it is a part of an address, say, and of no option
     written: list[str] = []
     for value in variables.expand(word):
         if not re.search(r"[$`]", value):

@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from zenith_tune.calibrate.calibration_file import default_calibration, load_calibration, save_calibration
-from zenith_tune.calibrate.calibration_fit import fit_calibration
+from zenith_tune.calibrate.holdout import LEAST_RUNS, fit_time
 from zenith_tune.calibrate.measured_run import MeasuredRun
+from zenith_tune.calibrate.time_family import family_of
+from zenith_tune.calibrate.time_fit import unusable_by, with_default_batch
+from zenith_tune.describe.framework_spec import load_framework
 from zenith_tune.describe.job_spec import PlanSubject
 from zenith_tune.errors import UsageError
 from zenith_tune.estimates.calibration import Calibration
@@ -65,18 +68,24 @@ def keep(
     try:
         # Another study may have saved its own in the meantime, which is then refined.
         start = _learned(path) or calibration
-        fit = fit_calibration(
-            runs,
-            framework=calibration.framework,
+        name = load_framework(calibration.framework).name
+        family = family_of(name)
+        timed = [with_default_batch(run) for run in runs if unusable_by(family, run) is None]
+        if len(timed) < LEAST_RUNS:
+            return None
+        errors = tuple(error + memory_error for error in calibration.memory.log_errors)
+        learned = replace(
+            start,
+            framework=name,
+            time=fit_time(timed, family, start.time, refines=True)[0],
+            memory=replace(calibration.memory, log_errors=errors),
             origin=start.origin.removesuffix(STUDIES) + STUDIES,
             date=datetime.now(UTC).date().isoformat(),
-            start=start,
+            num_runs=len(timed),
         )
-        errors = tuple(error + memory_error for error in calibration.memory.log_errors)
-        learned = replace(fit.calibration, memory=replace(calibration.memory, log_errors=errors))
         path.parent.mkdir(parents=True, exist_ok=True)
         save_calibration(learned, path)
-    except (UsageError, OSError):  # too few runs, or a full disk: the study itself is complete
+    except (UsageError, OSError):  # such as a full disk: the study itself is complete
         return None
     return path
 

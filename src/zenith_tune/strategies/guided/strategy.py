@@ -262,7 +262,7 @@ def review_row(prior: Prior, index: int, expected_s: float, log_step: float | No
     measured = f"{math.exp(log_step):.3g}" if log_step is not None else str(trial.outcome)
     off = f"{math.expm1(log_step - math.log(expected_s)):+.0%}" if log_step is not None else ""
     peak = f"{trial.peak_memory_bytes / GIB:.1f}" if trial.peak_memory_bytes else ""
-    number = "base" if trial.is_baseline else str(trial.number if trial.number != NOT_RUN else "")
+    number = "0" if trial.is_baseline else str(trial.number if trial.number != NOT_RUN else "")
     figures = (f"{planned_s:.3g}", f"{expected_s:.3g}", measured, off, f"{memory / GIB:.1f}", peak)
     return (number, *figures, layout_name(layout_at(prior.layouts, index)))
 

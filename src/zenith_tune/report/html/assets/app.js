@@ -204,7 +204,7 @@ class Page {
 function tabTitle(data) {
   const isGoing = data.live ? ["running", "pausing", "paused"].includes(data.live.state) : data.is_running;
   if (data.kind !== "study" || !isGoing) return data.title;
-  const done = isNumber(data.max_trials) ? `${data.num_searched}/${data.max_trials}` : String(data.num_searched);
+  const done = isNumber(data.max_trials) ? `${data.num_budgeted}/${data.max_trials}` : String(data.num_budgeted);
   const gain =
     isNumber(data.gain) && !data.fastest_is_baseline
       ? `${data.gain >= 0 ? "+" : "−"}${Math.abs(data.gain * 100).toFixed(0)}%`

@@ -88,7 +88,9 @@ function plannerForm(data) {
     input.value = data.ask[name];
     return el("label", null, label, input);
   };
-  const options = Object.entries(planOptions(data.ask)).map(([name, value]) => `--${name} ${value}`);
+  const { tokens, price } = data.ask;
+  const asked = { ...planOptions(data.ask), ...(tokens ? { tokens } : {}), ...(tokens && price ? { price } : {}) };
+  const options = Object.entries(asked).map(([name, value]) => `--${name} ${value}`);
   return {
     body: el(
       "div",

@@ -77,7 +77,9 @@ function beforeAndAfter(data, width) {
       rowsName: "command",
       unit: "seconds a step",
       text: (value, bare) => (bare ? format.value(value) : format.seconds(value)),
-      caption: "Each measured step, divided as the planner predicts.",
+      caption: data.steps[0].is_measured
+        ? "The phases of each step, by its own log."
+        : "Each measured step, divided as the planner predicts.",
     });
   const part = (title, node) => el("div", null, el("h2", null, title), node);
   const parts = [isShort ? part(name, diff()) : null, data.steps.length ? part("A step before and after", steps()) : null];
@@ -124,8 +126,9 @@ function costTile(data) {
   const { gpu_hours, cost } = data.standing;
   const trials = data.trials.filter((trial) => !trial.is_baseline && trial.rerun_of === null).length;
   const seconds = data.started_s ? format.seconds((data.ended_s || data.now_s) - data.started_s) : "";
+  const again = data.trials.filter((trial) => trial.rerun_of !== null).length;
   const counts = [
-    format.count(trials, "trial"),
+    format.count(trials, "trial") + (again ? ` and ${format.count(again, "repeated run")}` : ""),
     data.num_failed ? `${data.num_failed} failed` : "",
     data.num_cancelled ? `${data.num_cancelled} cancelled` : "",
     data.num_pruned ? `${data.num_pruned} points pruned` : "",
@@ -145,7 +148,7 @@ function otherChoices(data) {
     return trial ? el("li", null, trialLink(data, number, key), ` ${format.short(trial.label, 90)}`) : null;
   };
   return [
-    ties?.length
+    ties?.length && !data.is_within_noise
       ? el(
           "div",
           { class: "choices", id: "ties" },

@@ -135,7 +135,7 @@ function trialTable(data) {
       key: "number",
       name: "trial",
       value: (t) => t.number,
-      cell: (t) => (t.is_baseline ? "yours" : t.name),
+      cell: (t) => t.name,
     },
     { key: "label", name: "layout", text: true, value: (t) => t.label, cell: (t) => format.short(t.label, 90) },
     { key: "state", name: "state", text: true, value: (t) => t.state, cell: (t) => stateWord(t.state) },

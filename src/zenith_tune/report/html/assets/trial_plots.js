@@ -56,7 +56,7 @@ function whenPlot(data, width, redraw) {
       [...tellOf(data, trial), `ran ${format.seconds(to - from)}${trial.host ? ` on ${trial.host}` : ""}`],
       trial.number,
     );
-    const name = trial.is_baseline ? "yours" : String(trial.number);
+    const name = trial.name;
     if (end - x > 7 * name.length + 8 && tall >= 14)
       chart.add(
         svg(
@@ -134,7 +134,7 @@ function gainsPlot(data, width) {
   });
   return {
     body: figure("gains", chart, {
-      caption: `${data.unit || "Value"}: what the layout brought, then each group of levers that was kept.`,
+      caption: `${data.unit || "Value"}: what the layout brought, then each group of performance settings that was kept.`,
       columns: ["step", "factor or value", data.unit || "value"],
       rows: () => rows.map((row) => [row.name, row.text, format.value(row.to)]),
     }),
