@@ -139,13 +139,14 @@ class MegatronLmSpace(PointSpace):
         return [name for name, values in self.choices.items() if len(values) > 1]
 
     def layout(self, params: Mapping[str, Value]) -> Layout:
-        layout = self._start
+        changed: dict[str, Any] = {}
         for name in STAGES:
             if name in params and name in self.choices and name != ROUTED:
-                layout = self._with(layout, name, params[name])
-        if "sequence_parallel" in params:
-            return layout
-        return replace(layout, sequence_parallel=self.job.sequence_parallel(tp=layout.tp, cp=layout.cp))
+                changed |= self._changes(name, params[name])
+        if "sequence_parallel" not in params:
+            tp, cp = (changed.get(name, getattr(self._start, name)) for name in ("tp", "cp"))
+            changed["sequence_parallel"] = self.job.sequence_parallel(tp=tp, cp=cp)
+        return replace(self._start, **changed)  # once: it is most of what a point costs
 
     def planned_layout(self, params: Mapping[str, Value]) -> Layout:
         """Return that layout with how it is sharded in all; the rules know the optimizer's sharding alone."""
@@ -184,7 +185,8 @@ class MegatronLmSpace(PointSpace):
     def layouts(self, table: PointTable) -> LayoutBatch:
         from zenith_tune.presets.megatron.batch import layouts_of
 
-        kinds = {kind: self._with(self._start, "recompute", kind) for kind in self.choices["recompute"]}
+        choices = self.choices["recompute"]
+        kinds = {kind: replace(self._start, **self._changes("recompute", kind)) for kind in choices}
         return layouts_of(table, self._start, recompute=kinds, sequence_parallel=self.job.sequence_parallel)
 
     def planned_layouts(self, table: PointTable) -> LayoutBatch:
@@ -204,15 +206,14 @@ class MegatronLmSpace(PointSpace):
                 yield name, rules
                 rules = []
 
-    def _with(self, layout: Layout, name: str, value: Value) -> Layout:
-        changed: dict[str, Any] = {"micro_batch" if name == "mbs" else name: value}
-        if name == "recompute":
-            module = module_of(str(value))
-            kind = parse_values(f"recompute={'selective' if module else value}", what="recompute")
-            changed = {key: kind[key] for key in ("recompute", "recompute_layers")}
-            if isinstance(layout, TunedLayout):
-                changed["module"] = module
-        return replace(layout, **changed)
+    def _changes(self, name: str, value: Value) -> dict[str, Any]:
+        """Return the fields of a layout that a value of a parameter sets."""
+        if name != "recompute":
+            return {"micro_batch" if name == "mbs" else name: value}
+        module = module_of(str(value))
+        kind = parse_values(f"recompute={'selective' if module else value}", what="recompute")
+        changed = {key: kind[key] for key in ("recompute", "recompute_layers")}
+        return {**changed, "module": module} if isinstance(self._start, TunedLayout) else changed
 
     def _choices(self) -> dict[str, tuple[Value, ...]]:
         found: dict[str, tuple[Value, ...]] = {}
@@ -272,7 +273,7 @@ class MegatronLmSpace(PointSpace):
         return [size for size in divisors(job.start.num_gpus) if size <= most and self._goes_alone(name, size)]
 
     def _goes_alone(self, name: str, size: int) -> bool:
-        layout = self._with(Layout(num_gpus=self.job.start.num_gpus), name, size)
+        layout = replace(Layout(num_gpus=self.job.start.num_gpus), **self._changes(name, size))
         if name == "pp" and size == self.job.start.pp:
             layout = replace(layout, vp=self.job.start.vp)
         rules = ("pipeline",) if name == "pp" else STAGES[name]
