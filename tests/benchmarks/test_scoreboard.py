@@ -19,7 +19,7 @@ ERRORS = {"n", "median_abs_pct", "mean_abs_pct", "max_abs_pct"}
 
 
 def scoreboard(*arguments: str | Path) -> dict[str, Any]:
-    result = run_python([str(SCRIPT), "--json", *map(str, arguments)], SCRIPT.parent, os.environ, timeout_s=850)
+    result = run_python([str(SCRIPT), "--json", *map(str, arguments)], SCRIPT.parent, os.environ, timeout_s=1700)
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
@@ -71,7 +71,7 @@ def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_targets_that_were_reached_stay_reached(tmp_path: Path) -> None:
     found = scoreboard("--fit", measured_data(), "--output", tmp_path / "scoreboard.md")
     memory, speed = found["memory"], found["speed"]
