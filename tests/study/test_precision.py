@@ -68,10 +68,12 @@ def test_the_noise_between_launches_is_learned_from_pairs_of_runs(sd: float) -> 
     seen = LaunchNoise().seen([math.sqrt(2) * sd * rng.gauss(0, 1) for _ in range(40)])
     assert LaunchNoise().half_width > 0.1 and seen.sd == pytest.approx(sd, rel=0.3)
     assert seen.half_width == pytest.approx(critical_t(LAUNCHES_ERROR, 40) * math.sqrt(2) * sd, rel=0.15)
+    assert seen.half_width == pytest.approx({0.001: 0.003864, 0.02: 0.07946}[sd], rel=0.02)
 
 
 def test_noise_that_a_quiet_machine_does_not_have_is_not_averaged_with_its(sd: float = 0.02) -> None:
     assert LaunchNoise().seen([sd]).half_width > critical_t(LAUNCHES_ERROR, 3) * sd > LaunchNoise().seen([0]).half_width
+    assert LaunchNoise().seen([sd]).half_width == pytest.approx(0.43456, rel=0.001)
 
 
 def test_an_outlier_moves_nothing() -> None:
